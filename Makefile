@@ -9,16 +9,18 @@ CLI    := $(VENV)/.cli
 READY  := $(VENV)/.ready
 # They share their servers, and wait for them half of the time.
 PARALLEL ?= --numprocesses 6 --dist loadfile --no-loadscope-reorder
+# Who is not root installs Debian's packages by sudo; Homebrew refuses root.
+SUDO ?= $(if $(shell command -v apt-get),$(if $(filter-out 0,$(shell id -u)),sudo))
 # The tests start hundreds of Pythons. Each of them would compile the package anew, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types services services-down simulate soak mutate bench-quick docs format wheel clean
+.PHONY: help demo test test-all lint types services services-down services-install simulate soak mutate bench-quick docs format wheel dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(CLI)  ## the double charge, made real: without a guard, and with one
+demo: $(CLI)  ## watch a double charge happen: without a guard, and with one
 	$(BIN)/onefold demo $(ARGS)
 
 test: $(READY)  ## all everyday tests, the simulator among them (ARGS=tests/delivery/test_decide.py for a part)
@@ -31,15 +33,19 @@ lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)  ## mypy --strict on the package, the tests and the examples
+types: $(READY)  ## mypy --strict on all code; pyright, strict, on the examples and the typed uses in tests/typing
 	$(BIN)/mypy
 	$(BIN)/mypy examples
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 services: $(READY)  ## start private servers for the tests (`make test` starts what it needs by itself)
 	$(BIN)/python -m services up $(ARGS)
 
 services-down: $(READY)  ## stop them
 	$(BIN)/python -m services down
+
+services-install: $(READY)  ## install the servers that no wheel brings: Debian's packages (by sudo), or Homebrew's
+	$(SUDO) $(BIN)/python -B -m services install
 
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
 	$(BIN)/onefold simulate --deep $(ARGS)
@@ -68,7 +74,12 @@ format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 wheel: $(READY)  ## build the wheel and test it in an environment of its own
-	$(BIN)/python tests/wheel.py
+	$(BIN)/python -m tests.wheel
+
+dist: $(READY)  ## build the wheel and the source distribution into dist/ (TAG=v0.2.0: only if this is that version)
+	$(if $(TAG),test "$(TAG)" = "v$$($(BIN)/python -c 'import onefold; print(onefold.__version__)')")
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
 
 clean:  ## remove what the other targets made
 	test ! -x $(BIN)/python || $(BIN)/python -m services down

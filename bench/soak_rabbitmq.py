@@ -26,7 +26,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
 from bench.soak.effects import Ledger
-from bench.soak.places import ROOMS
+from bench.soak.environments import ROOMS
 from bench.soak.plan import ACCOUNTS, Message, account
 from onefold import Guard
 from onefold.queues.keys import header
@@ -246,7 +246,7 @@ def unguarded(desk: Desk) -> Callable[..., None]:
 
 
 def reach(desk: Desk, wanted: float, errors: Sequence[str], size: Size) -> None:
-    """Until so many messages have had their effect, telling each tenth."""
+    """Until so many messages have had their effect, reporting each tenth."""
     deadline, told = time.monotonic() + SECONDS_MAX, 0
     while (reached := len(effects(desk))) < wanted and not errors:
         if reached * 10 // size.messages > told:

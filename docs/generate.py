@@ -1,4 +1,4 @@
-"""Write what the documentation shows of the source: diagrams, tables, statements, links to tests.
+"""Write what the documentation shows of the source: diagrams, tables, statements, links to tests, a picture.
 
 `make docs` runs it; a test fails while the pages are not what it would write.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -61,9 +62,6 @@ def meanings() -> str:
 
 CONSTANTS = {
     "FOREVER": "An infinite duration.",
-    "KEY_MAX": f"{onefold.KEY_MAX}: the maximum length of a key, in bytes of UTF-8.",
-    "OPERATION_MAX": f"{onefold.OPERATION_MAX}: the same for an operation.",
-    "SCOPE_MAX": f"{onefold.SCOPE_MAX}: the same for a scope.",
     "TX": "The default of a handler's argument `tx`, for type checkers: the guard passes the transaction.",
 }
 
@@ -114,6 +112,9 @@ def _arguments(value: Callable[..., Any]) -> str:
             words.append("*")
             named = True
         default = "Any" if one.default is Any else repr(one.default)
+        if one.kind is one.VAR_KEYWORD:
+            words.append(f"**{one.name}")
+            continue
         words.append(one.name if one.default is one.empty else f"{one.name}={default}")
     return f"({', '.join(words)})"
 
@@ -121,7 +122,7 @@ def _arguments(value: Callable[..., Any]) -> str:
 Edge = tuple[str, str]
 
 # A guard of its own kind: it needs the guards, and the room around it is what stores need.
-APART = {"transactions.dynamodb"}
+APART = {"stores.dynamodb.transactions"}
 
 
 @cache
@@ -322,7 +323,24 @@ def generated(page: str) -> str:
     return REWRITTEN[page](text) if page in REWRITTEN else text
 
 
+def picture() -> str:
+    """Return the picture of the demo, played now; the one that is there, if it says the same."""
+    drawing = runpy.run_path(str(HERE / "pictures" / "demo.py"))
+    drawn, before = drawing["draw"](), drawing["PICTURE"].read_text(encoding="utf-8")
+    return str(before if drawing["texts"](drawn) == drawing["texts"](before) else drawn)
+
+
+def write(path: Path, text: str) -> bool:
+    """Write the file, unless that is what it says already; return whether it was written."""
+    if path.read_text(encoding="utf-8") == text:
+        return False
+    path.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+    return True
+
+
 if __name__ == "__main__":
-    for page in PARTS:
-        (HERE / page).write_text(generated(page), encoding="utf-8")
-        sys.stdout.write(f"wrote docs/{page}\n")
+    changed = [write(HERE / page, generated(page)) for page in PARTS]
+    changed.append(write(HERE / "pictures" / "demo.svg", picture()))
+    if not any(changed):
+        sys.stdout.write("the documentation is up to date\n")

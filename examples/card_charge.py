@@ -3,6 +3,7 @@
 The effect is a call to someone else, which no transaction of ours can include. So the handler passes a key on, the same
 on each attempt, and **the provider deduplicates on it**, as real ones do with their Idempotency-Key. The provider here
 is a stand-in with a ledger of its own; the worker is a real process, and its death a real SIGKILL.
+It needs `pip install onefold`, and no extra.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 A mail server takes no idempotency key: sending again might be a second mail, not sending might be none. Under
 `after_crash="hold"` nothing is guessed. The mail server's outbox log knows, and a job asks it for whatever is held.
 The workers are real processes, and their death is a real SIGKILL: one dies after its mail went out, one before.
+It needs `pip install onefold`, and no extra.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from onefold import Guard, InProgress, OnHold, Policy, done, rerun
+from onefold import Done, Guard, Held, InProgress, Policy, Rerun
 
 # Long leases are for long handlers; a short one keeps this example short.
 POLICY: Final = Policy(keep="forever", lease="2s", after_crash="hold")
@@ -68,15 +69,15 @@ def deliver_and_be_killed(folder: Path, user: str, dies: str) -> None:
     worker.join()
 
 
-def redeliver_until_held(folder: Path, user: str) -> OnHold:
-    """A queue delivers again and again: in progress while the lease lives, and then on hold."""
+def redeliver_until_held(folder: Path, user: str) -> Held:
+    """A queue delivers again and again: in progress while the lease lives, and then held."""
     ends = time.monotonic() + PATIENCE
     while time.monotonic() < ends:
         try:
             deliver(folder, user)
         except InProgress as busy:
             time.sleep(min(busy.retry_after, PATIENCE))
-        except OnHold as held:
+        except Held as held:
             return held
         else:
             raise AssertionError("it ran again by itself")
@@ -87,7 +88,7 @@ def settle(folder: Path, user: str) -> str:
     """The probe: the outbox log says what happened, and the record is resolved accordingly."""
     went_out = f"welcome-{user} to {user}@example.org" in MailServer(folder / "outbox.log").sent()
     with Guard(f"sqlite:///{folder / 'onefold.db'}", policy=POLICY) as guard:
-        resolution = done(f"welcomed {user}") if went_out else rerun()
+        resolution = Done(f"welcomed {user}") if went_out else Rerun()
         guard.resolve("welcome", user, resolution, by="outbox probe", reason=f"in the outbox: {went_out}")
     return "is in the outbox, so it is done" if went_out else "is not in the outbox, so it may run again"
 

@@ -2,6 +2,7 @@
 
 Without a broker in ONEFOLD_KAFKA_URL it plays on librdkafka's own mock cluster. Each poll is one SQLite transaction:
 the credits, the records of the messages and the offsets are in it, or none of them.
+It needs `pip install 'onefold[kafka,sqlalchemy]'`.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def main() -> None:
     logging.getLogger("onefold").addHandler(logging.NullHandler())
     # The mock lives as long as the producer that made it.
     mock = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 3})
-    place = URL or ",".join(f"{one.host}:{one.port}" for one in mock.list_topics(timeout=60).brokers.values())
-    settings = {"bootstrap.servers": place, "log_level": 3}
+    servers = URL or ",".join(f"{one.host}:{one.port}" for one in mock.list_topics(timeout=60).brokers.values())
+    settings = {"bootstrap.servers": servers, "log_level": 3}
     topic = f"wallet-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory() as folder:
         engine = sa.create_engine(f"sqlite:///{Path(folder) / 'wallet.db'}")

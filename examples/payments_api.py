@@ -3,6 +3,7 @@
 The middleware remembers answers, so that a client that retries gets the same one. Below it the wallet is charged by
 `transactional`, under a key that follows from the client's: charge and record commit together. So not even a crash
 between the commit and the answer charges twice. Serve it: uvicorn --app-dir examples --factory payments_api:create_app
+It needs `pip install 'onefold[http]' fastapi httpx uvicorn`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def create_app(database: str | None = None, policy: Policy = POLICY) -> FastAPI:
     guard = AsyncGuard(f"sqlite:///{path}", policy=policy)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         create_tables(path)
         async with guard:
             yield

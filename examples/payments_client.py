@@ -3,6 +3,7 @@
 The server is `payments_api.py` in a process of its own. The sender is another one: it pays inside an `intent`, whose
 key and digest are on disk before anything is sent. It is killed with SIGKILL when the server has charged and the answer
 is on its way. Who starts it again sends the same key, and gets the answer of the first payment.
+It needs `pip install 'onefold[client,http]' fastapi httpx uvicorn`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -78,7 +79,7 @@ def process(url: str, order: str, folder: Path, *options: str) -> subprocess.Pop
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path) -> Generator[str]:
     """The service on a free port of this machine. Requests wait in the listening socket until it has started."""
     command = ["-m", "uvicorn", "--factory", "payments_api:create_app", "--app-dir", str(Path(__file__).parent)]
     with socket.create_server(("127.0.0.1", 0)) as listener:

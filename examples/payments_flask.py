@@ -2,6 +2,7 @@
 
 The middleware remembers answers. Below it the view owns its transaction, and `within` writes the record of the charge
 into it: both commit, or neither. The key of the charge follows from the client's, so that a retry finds it.
+It needs `pip install 'onefold[http]' flask`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 It needs a broker, which ONEFOLD_RABBITMQ_URL may name. The effect is a row, so that the record goes into the same
 transaction: whatever the broker delivers again is acknowledged, and not applied.
+It needs `pip install 'onefold[rabbitmq,sqlalchemy]'`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A test suite of your own handler, without infrastructure. Run it: pytest examples/test_my_handler.py
 
 The handler, and the guard that it is bound to, are as an application has them; no test touches the application's store.
-The fixtures come with Onefold.
+The fixtures come with Onefold. It needs `pip install onefold pytest`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A wallet consumer with duplicates on the wire. Run it: python examples/wallet.py
 
 The effect is a row in a database that you own, so the record goes into the same transaction: both commit, or neither.
+It needs `pip install onefold`, and no extra.
 """
 
 from __future__ import annotations

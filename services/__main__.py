@@ -20,7 +20,7 @@ def main() -> int:
     up.add_argument("names", nargs="*", metavar="name", help=f"some of: {', '.join(NAMES)}; without one, all")
     commands.add_parser("down", help="end what `up` has started, and remove its data")
     commands.add_parser("status", help="list what `up` has started")
-    commands.add_parser("install", help="install the Debian packages (as root)")
+    commands.add_parser("install", help="install the packages: Debian's (as root), or Homebrew's")
     asked = parser.parse_args()
     match asked.command:
         case "up":

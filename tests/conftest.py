@@ -12,13 +12,14 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import botocore.loaders
 import pytest
+import redis.connection
 import typer.testing
 from pymysql.connections import Connection as Pymysql
 
@@ -44,10 +45,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{named}: a test is not named by an address; give its parameters ids")
 
 
-def pytest_collection_finish() -> None:
-    """Keep what was imported and collected out of the search for garbage: it stays to the end, and there is a lot."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected out of the search for garbage: it stays to the end, and there is a lot."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def races_from_a_server_of_forks() -> Iterator[None]:
+    """Fork the processes of a contract's race from a server that has imported the package: a new Python is slower."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("onefold.testing.promises._processes.START_METHOD", "forkserver")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -108,6 +122,14 @@ def leaks_are_found_where_they_are_made() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def connections_of_redis_are_closed_by_whoever_opened_them() -> Iterator[None]:
+    """Take redis-py's finalizers away: whether one closes a socket in time is chance, in a cycle of garbage."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.delattr(redis.connection.AbstractConnection, "__del__")
+        yield
 
 
 @pytest.fixture

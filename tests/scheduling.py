@@ -40,8 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     tests = Counter(map(file_of, items))
     slowest = sorted(tests, key=lambda file: seconds.get(file, SECONDS * tests[file]), reverse=True)
-    place = {file: number for number, file in enumerate(slowest)}
-    items.sort(key=lambda item: place[file_of(item)])
+    order = {file: number for number, file in enumerate(slowest)}
+    items.sort(key=lambda item: order[file_of(item)])
 
 
 def file_of(item: pytest.Item) -> str:

@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 
 from onefold import Event, Guard, Policy, StoreUnavailable
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
+from onefold._model import policy as _policy
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 
 T = TypeVar("T")
@@ -243,7 +244,7 @@ def die_running(
 
     with Guard(connection, policy=policy) as guard:
         try:
-            guard.run(operation, key, handler, fingerprint=payload)
+            guard.run(operation, key, handler, payload=payload)
         except Died:
             return
     raise AssertionError("the worker did not die")
@@ -303,6 +304,14 @@ def eventually(holds: Callable[[], bool]) -> bool:
 async def _awaited(value: Any) -> None:
     if inspect.isawaitable(value):
         await value
+
+
+def values_of(field: str) -> set[str]:
+    """Return the words that a field of a policy takes, as its annotation lists them."""
+    taken = get_type_hints(Policy, vars(_policy))[field]
+    values = {word for part in (taken, *get_args(taken)) for word in get_args(part) if isinstance(word, str)}
+    assert values, f"{field} takes no words"
+    return values
 
 
 def _nothing() -> None:

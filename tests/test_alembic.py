@@ -15,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 
 from onefold import Guard
+from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlalchemy import SqlAlchemyStore
 from tests.stores.sqlalchemy.wallet import DATABASES, Ledger
 from tests.support import Handler
@@ -122,7 +123,7 @@ def test_tables_that_are_there_already_stay_and_are_brought_forward(project: Con
 
     command.upgrade(project, "head")
 
-    assert ledger.rows("SELECT version FROM onefold_schema") == [(2,)]
+    assert ledger.rows("SELECT version FROM onefold_schema") == [(VERSION,)]
     assert ledger.records == ["c1"]
 
 

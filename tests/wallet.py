@@ -1,4 +1,4 @@
-"""A wallet in an SQLite file, and workers of both colours that move money in it: for the tests of transactions."""
+"""A wallet in an SQLite file, and sync and async workers that move money in it: for the tests of transactions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from onefold import AsyncGuard, Column, Guard, Outcome, Policy
+from onefold import AsyncGuard, Guard, Outcome, Policy, RecordColumn
 from onefold.stores.sql.records import TABLE
 
 SCHEMA = """
@@ -77,14 +77,14 @@ class Blocking:
         def credit(key: str, *, tx: Any) -> Any:
             return work(tx)
 
-        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[call-arg]
+        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[no-any-return]
 
     def within(
         self,
         connection: sqlite3.Connection,
         key: str,
         work: Callable[[], Any],
-        record: Column | None = None,
+        record: RecordColumn | None = None,
         **options: Any,
     ) -> Outcome[Any]:
         return self.guard.within(connection, record=record).run("credit", key, work, **options)
@@ -120,7 +120,7 @@ class Awaiting:
         connection: sqlite3.Connection,
         key: str,
         work: Callable[[], Any],
-        record: Column | None = None,
+        record: RecordColumn | None = None,
         **options: Any,
     ) -> Outcome[Any]:
         async def handler() -> Any:

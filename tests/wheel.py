@@ -9,6 +9,8 @@ import tempfile
 import venv
 from pathlib import Path
 
+from tests.project.pages import fits, follow
+
 ROOT = Path(__file__).parent.parent
 
 # Neither what others release today nor a slow network decides whether our wheel works.
@@ -47,12 +49,38 @@ def main() -> None:
         assert "onefold[cli]" in bare.stderr, bare
         assert "Traceback" not in bare.stderr, bare
 
+        first_minute(home, wheel)
+
         run(python, "-m", "pip", "install", "--quiet", *CONSTRAINED, f"{wheel}[all]", "pytest")
         assert "onefold" in output(str(home / "env/bin/onefold"), "--version")
         test = home / "test_it.py"
         test.write_text("def test_it(onefold_guard):\n    assert onefold_guard.run('a', 'k', lambda: 1).value == 1\n")
         run(python, "-m", "pytest", "-q", str(test), cwd=home)
-    sys.stdout.write("the wheel works: core alone, with its extras, and as a pytest plugin\n")
+    sys.stdout.write("the wheel works: core alone, by the README, with its extras, and as a pytest plugin\n")
+
+
+def first_minute(home: Path, wheel: Path) -> None:
+    """Follow the README in an empty folder and an environment without anything; its `onefold` is this wheel."""
+    folder, environment = home / "minute", home / "minute-env"
+    folder.mkdir()
+    venv.create(environment, with_pip=True)
+    pinned = home / "constraints.txt"
+    pinned.write_text(f"{(ROOT / 'constraints.txt').read_text()}onefold=={wheel.name.split('-')[1]}\n")
+    settings = {
+        **PATIENT,
+        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PIP_CONSTRAINT": str(pinned),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_FIND_LINKS": f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}",
+        "PIP_QUIET": "2",
+    }
+
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    printed = list(follow(page, folder, settings))
+
+    said = (folder / "stderr").read_text(encoding="utf-8")
+    assert [one for one in printed if one.expected and not fits(one)] == [], said
+    assert "with the guard every effect happened once" in printed[-1].actual, said
 
 
 def run(*command: str, cwd: Path | None = None) -> None:

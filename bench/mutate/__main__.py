@@ -35,7 +35,7 @@ class Trial:
     tests: tuple[str, ...]
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         return f"{self.module}:{self.broken.line}"
 
 
@@ -43,7 +43,7 @@ class Trial:
 class Judged:
     """A trial's verdict, in plain values."""
 
-    place: str
+    position: str
     old: str
     new: str
     verdict: str
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(trial) for trial in judged], indent=2))
     console.print(f"{len(judged) - len(survivors)} of {len(judged)} were noticed; to read: {len(survivors)}")
     for survivor in survivors:
-        console.print(f"  {survivor.place}: {survivor.old}  ->  {survivor.new}", markup=False)
+        console.print(f"  {survivor.position}: {survivor.old}  ->  {survivor.new}", markup=False)
     return 0
 
 
@@ -108,8 +108,8 @@ def _judge(trials: Sequence[Trial], copy: Copy, tell: Callable[..., None]) -> It
             green.add(trial.tests)
         source = (PROJECT / trial.module).read_text(encoding="utf-8")
         verdict = copy.judge(trial.module, trial.broken.applied(source), trial.tests)
-        tell(f"{number:>4} {verdict.value:<10} {trial.place}: {trial.broken}", markup=False)
-        yield Judged(trial.place, trial.broken.old, trial.broken.new, verdict.value)
+        tell(f"{number:>4} {verdict.value:<10} {trial.position}: {trial.broken}", markup=False)
+        yield Judged(trial.position, trial.broken.old, trial.broken.new, verdict.value)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ SUITES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "stores/*",
         ("stores/test_urls.py", "stores/sql/test_*.py", "stores/postgres/test_*.py", "stores/sqlite/test_*.py"),
     ),
-    ("transactions/dynamodb.py", ("stores/dynamodb/test_transactions.py",)),
     ("transactions/*", ("stores/postgres/test_*.py", "stores/sqlite/test_joined*.py")),
     ("http/client/*", ("http/client/test_*.py",)),
     ("http/*", ("http/test_*.py",)),

@@ -20,7 +20,7 @@ from rich.table import Table
 import bench.soak
 from bench.soak.cancelling import DRIVERS, preload
 from bench.soak.effects import Bank
-from bench.soak.places import STORES, Environment, opened
+from bench.soak.environments import STORES, Environment, opened
 from bench.soak.plan import FULL, FULL_CANCEL, SHORT, SHORT_CANCEL, WORKERS, Mode, Plan, Size
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, leave_evidence, look, violations
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with closing(House()) as house:
         for store, modes in asked.modes_by_store.items():
             try:
-                with opened(store, house, sync=asked.sync) as place:
-                    holds &= _soak_store(store, place, modes, asked, console)
+                with opened(store, house, sync=asked.sync) as environment:
+                    holds &= _soak_store(store, environment, modes, asked, console)
             except Missing as error:
                 console.print(f"{store}: {'CI needs it' if in_ci() else 'skipped'}: {error}", style="yellow")
                 holds &= not in_ci()
@@ -59,7 +59,7 @@ def _size(asked: Any) -> Size:
 
 def _plans(store: str, modes: Sequence[Mode], asked: Any) -> Iterator[tuple[str, Plan]]:
     """The runs on one store, each with its title: one a mode, or one an async driver of its database."""
-    drivers = [name for name, driver in DRIVERS.items() if driver.place == store] if asked.cancel else [""]
+    drivers = [name for name, driver in DRIVERS.items() if driver.environment == store] if asked.cancel else [""]
     for mode, driver in product(modes, drivers):
         title = driver or mode
         folder = Path(tempfile.mkdtemp(prefix=f"onefold-soak-{store}-{title}-", dir=asked.directory))
@@ -67,16 +67,16 @@ def _plans(store: str, modes: Sequence[Mode], asked: Any) -> Iterator[tuple[str,
         yield title, Plan(store, mode, _size(asked), asked.seed, folder, guarded, struck, asked.seconds_max, driver)
 
 
-def _soak_store(store: str, place: Environment, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
+def _soak_store(store: str, environment: Environment, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
     """One run a mode, and their table."""
-    strikes_server = asked.strike_server and place.has_server
+    strikes_server = asked.strike_server and environment.has_server
     rows: list[dict[str, str]] = []
     titles: list[str] = []
     for title, plan in _plans(store, modes, asked):
         folder = plan.folder
         titles.append(title)
         try:
-            row, wrong = soak(plan, place)
+            row, wrong = soak(plan, environment)
         except SystemExit:
             # Somebody does not want to know any more.
             shutil.rmtree(folder)
@@ -87,14 +87,14 @@ def _soak_store(store: str, place: Environment, modes: Sequence[Mode], asked: An
             console.print("\n".join(f"  {line}" for line in wrong[:EVIDENCE_MAX]))
         else:
             shutil.rmtree(folder)
-    console.print(f"\n{place.title}{', its server struck' if strikes_server else ''}")
+    console.print(f"\n{environment.title}{', its server struck' if strikes_server else ''}")
     console.print(_table(titles, rows))
     return not any("broken" in row[""] for row in rows)
 
 
-def soak(plan: Plan, place: Environment) -> tuple[dict[str, str], list[str]]:
+def soak(plan: Plan, environment: Environment) -> tuple[dict[str, str], list[str]]:
     """One run: its counts as a person reads them, and what it broke."""
-    room = place.room(plan.folder)
+    room = environment.room(plan.folder)
     effects = room.ledger if plan.mode == "transactional" else Bank(plan.folder / "bank.db")
     assert effects is not None
     effects.create()
@@ -102,7 +102,7 @@ def soak(plan: Plan, place: Environment) -> tuple[dict[str, str], list[str]]:
     if plan.driver:
         preload(plan.driver)
     desk = Desk(plan, room.url, effects)
-    queue = Queue(desk, place)
+    queue = Queue(desk, environment)
     took = queue.run()
     found = _found(desk, queue)
     wrong = list(violations(queue, found))

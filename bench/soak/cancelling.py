@@ -41,9 +41,9 @@ Delivers = Callable[[Message], Awaitable[Outcome[None]]]
 
 
 class Driver(NamedTuple):
-    """An async driver: the place in which its database is, what its guard gets, and how its statements are sent."""
+    """An async driver: where its database is, what its guard gets, and how its statements are sent."""
 
-    place: str
+    environment: str
     source: Callable[[str], Any]
     execute: Callable[[Any, str, Sequence[Any]], Awaitable[object]]
     # Imported before the workers are forked: eight times the same would take longer than a short run.

@@ -83,7 +83,7 @@ class Plan(NamedTuple):
             return Policy(keep="forever")
         # No message can be hit so often that its attempts are used up.
         attempts = 1 + self.size.kills + self.size.stops + len(self.size.outages) + WORKERS
-        return Policy(keep="forever", lease=self.size.lease, after_crash=self.mode, attempts_max=attempts)
+        return Policy(keep="forever", lease=self.size.lease, after_crash=self.mode, max_attempts=attempts)
 
     @property
     def journal(self) -> Path:

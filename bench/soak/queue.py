@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 from typing import Final
 
 from bench.soak import cancelling, workers
-from bench.soak.places import Environment
+from bench.soak.environments import Environment
 from bench.soak.plan import WORKERS
 from bench.soak.strikes import Outages, Strike, planned
 from bench.soak.workers import Desk, Verdict, Worker
@@ -30,17 +30,17 @@ IN_DOUBT: Final = ("busy", "later", "lost", "forgotten")
 class Queue:
     """The deliveries of one run, the workers that get them, and what was seen of each message."""
 
-    def __init__(self, desk: Desk, place: Environment) -> None:
+    def __init__(self, desk: Desk, environment: Environment) -> None:
         self.desk = desk
         self.plan = plan = desk.plan
-        self.place = place
+        self.environment = environment
         self.deliveries = dict(enumerate(plan.deliveries))
         self.unacknowledged = set(self.deliveries)
         self.ready = deque(self.deliveries)
         self.later: list[tuple[float, int]] = []
         self.tries: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
-        # What is on hold, or was not remembered, comes again at the end, when everybody has said what they had to say.
+        # What is held, or was not remembered, comes again at the end, when everybody has said what they had to say.
         self.parked: set[int] = set()
         # By message: kills, stops and outages while a worker had it in its hands; how often an owner was told "lost";
         # how often it ran and could not be remembered.
@@ -52,7 +52,7 @@ class Queue:
         self.chance = random.Random(plan.seed + 2)
         self.strikes = planned(plan, self.chance)
         self._work = cancelling.work if plan.driver else workers.work
-        self.outages = Outages(place)
+        self.outages = Outages(environment)
 
     def run(self) -> float:
         """Deliver everything; how long it took."""
@@ -138,7 +138,7 @@ class Queue:
         if kind == "error":
             self.errors.append(f"{message}: {verdict.detail}")
         # Writers of one file may wait too long for each other; a server that is there has to answer.
-        if kind in ("busy", "forgotten") and self.place.has_server and not outage:
+        if kind in ("busy", "forgotten") and self.environment.has_server and not outage:
             self.errors.append(f"{message}: {kind}, and the server was there. {verdict.detail}")
         if kind.startswith("lost"):
             self.told[message] += 1

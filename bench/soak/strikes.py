@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-from bench.soak.places import Environment
+from bench.soak.environments import Environment
 from bench.soak.plan import Plan
 
 # How long a worker is stopped, in leases: past its own, and past the redelivery that takes its message over.
@@ -49,8 +49,8 @@ class Outages:
     A thread strikes it, so that the queue goes on delivering meanwhile. Nobody may fork before that has ended.
     """
 
-    def __init__(self, place: Environment) -> None:
-        self._place = place
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self._past: list[tuple[float, float]] = []
         self._began = math.inf
         self._striking: threading.Thread | None = None
@@ -64,9 +64,9 @@ class Outages:
     def _strike(self, seconds: float) -> None:
         try:
             # A server that waits for its disk takes a moment to die: only then it is away.
-            self._place.kill()
+            self._environment.kill()
             time.sleep(seconds)
-            self._place.restart()
+            self._environment.restart()
         except Exception as error:  # noqa: BLE001 - raised where the queue looks
             self._problem = error
 

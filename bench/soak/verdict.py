@@ -139,7 +139,7 @@ def _too_many(queue: Queue, found: Found) -> Iterator[str]:
     left_by_outages = WORKERS * counts["server"]
     if len(found.held) > counts["kill"] + left_by_outages:
         yield f"{len(found.held)} messages are held, after {counts['kill']} kills and {counts['server']} of the server"
-    if queue.place.has_server and forgotten > left_by_outages:
+    if queue.environment.has_server and forgotten > left_by_outages:
         yield f"{forgotten} runs were not remembered, and the server was killed {counts['server']} times"
 
 
@@ -157,4 +157,4 @@ def leave_evidence(queue: Queue, found: Found, wrong: list[str]) -> None:
     (folder / "violations.txt").write_text("\n".join(wrong) + "\n")
     seen = {message.id: _seen(queue, found, message.id) for message in queue.plan.messages}
     (folder / "messages.json").write_text(json.dumps(seen, indent=1))
-    queue.place.leave_evidence(folder)
+    queue.environment.leave_evidence(folder)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.soak.effects import Bank, Ledger
 from bench.soak.plan import Message, Plan
-from onefold import TX, ClaimLost, Guard, InProgress, OnHold, Outcome, StoreUnavailable, current
+from onefold import TX, ClaimLost, Guard, Held, InProgress, Outcome, StoreUnavailable, current
 
 # A handler takes up to this long before its effect, and after it: room for a kill.
 HANDLER_PAUSE: Final = 0.002
@@ -107,7 +107,7 @@ def _became(deliver: Deliver, message: Message, guard: Guard, moment: float) -> 
         outcome = deliver(message)
     except InProgress:
         return "later"
-    except OnHold:
+    except Held:
         return "held"
     except ClaimLost:
         # By the stores' own clock: it goes on while a machine is paused, and the other one does not.
@@ -119,7 +119,7 @@ def _became(deliver: Deliver, message: Message, guard: Guard, moment: float) -> 
     except Exception as error:  # noqa: BLE001 - the parent reports it
         return f"error: {error!r}"
     if outcome is None or not outcome.replayed:
-        return "ran" if outcome is None or outcome.remembered else "forgotten"
+        return "ran" if outcome is None or outcome.recorded else "forgotten"
     return "replayed"
 
 
@@ -161,5 +161,5 @@ def _charging(desk: Desk, guard: Guard) -> Deliver:
         time.sleep(random.uniform(0, HANDLER_PAUSE))
 
     if plan.guarded:
-        return lambda message: guard.run(OPERATION, message.id, lambda: handler(message), fingerprint=list(message))
+        return lambda message: guard.run(OPERATION, message.id, lambda: handler(message), payload=list(message))
     return handler

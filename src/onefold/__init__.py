@@ -1,32 +1,30 @@
 """Make at-least-once delivery safe: effects happen once."""
 
-from onefold._load import load
+from onefold._load import load, load_async
 from onefold._model import (
-    KEY_MAX,
-    OPERATION_MAX,
-    SCOPE_MAX,
+    Done,
+    Failed,
     Fresh,
+    NotDone,
     Outcome,
-    Policy,
     Record,
+    Rerun,
     State,
-    done,
-    failed,
-    not_done,
-    rerun,
-    unknown,
+    Unknown,
 )
+from onefold._model.policy import Policy, PolicyFields
+from onefold.codecs import Codec
 from onefold.current import Current, current
 from onefold.durations import FOREVER
 from onefold.errors import (
     ClaimLost,
+    Held,
     InProgress,
     InsideItself,
     KeyReused,
     MissingKey,
     NotInTransaction,
     OnefoldError,
-    OnHold,
     OutcomeUnknown,
     ProbeFailed,
     RememberedFailure,
@@ -35,50 +33,56 @@ from onefold.errors import (
     StoreUnavailable,
     UsageError,
 )
-from onefold.events import Event, subscribe
+from onefold.events import Event, Kind, subscribe
 from onefold.guard import Guard
 from onefold.guard_async import AsyncGuard
-from onefold.transactions import TX, Column
+from onefold.stores.base import AsyncStore, Store
+from onefold.stores.hand_made import HandMadeTable
+from onefold.transactions import TX, RecordColumn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncGuard",
+    "AsyncStore",
     "ClaimLost",
-    "Column",
+    "Codec",
     "Current",
+    "Done",
     "Event",
     "FOREVER",
+    "Failed",
     "Fresh",
     "Guard",
+    "HandMadeTable",
+    "Held",
     "InProgress",
     "InsideItself",
-    "KEY_MAX",
     "KeyReused",
+    "Kind",
     "MissingKey",
+    "NotDone",
     "NotInTransaction",
-    "OPERATION_MAX",
-    "OnHold",
     "OnefoldError",
     "Outcome",
     "OutcomeUnknown",
     "Policy",
+    "PolicyFields",
     "ProbeFailed",
     "Record",
+    "RecordColumn",
     "RememberedFailure",
+    "Rerun",
     "ResultNotKept",
     "ResultUnreadable",
-    "SCOPE_MAX",
     "State",
+    "Store",
     "StoreUnavailable",
     "TX",
+    "Unknown",
     "UsageError",
     "current",
-    "done",
-    "failed",
     "load",
-    "not_done",
-    "rerun",
+    "load_async",
     "subscribe",
-    "unknown",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 def positive(duration: Duration, name: str) -> float:
     found = seconds(duration, name)
     if found == 0:
-        raise UsageError(f"{name}={duration!r} is zero: it has to be more")
+        raise UsageError(f"{name}={duration!r} has to be more than zero")
     return found
 
 
@@ -54,7 +55,7 @@ def error_classes(kinds: Iterable[Any], name: str) -> tuple[type[Exception], ...
     found = error_kinds(kinds, name)
     for kind in found:
         if isinstance(kind, str) or not issubclass(kind, Exception):
-            raise UsageError(f"{name}= holds {kind!r}: what is remembered has to be a subclass of Exception")
+            raise UsageError(f"{name}= holds {kind!r}: only subclasses of Exception can be remembered")
     return found
 
 
@@ -63,10 +64,65 @@ def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
         raise UsageError(f"{name}= takes several exceptions: write {name}=({getattr(kinds, '__name__', kinds)},)")
     found = tuple(kinds)
     for kind in found:
-        if not isinstance(kind, str) and not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        if isinstance(kind, str):
+            _check_named(kind, name)
+        elif not _is_error(kind):
             raise UsageError(f"{name}= holds {kind!r}, which is neither an exception class nor the dotted name of one")
     return found
 
+
+def _check_named(written: str, name: str) -> None:
+    """Raise `UsageError` for the name of a class that would silently match no error."""
+    module, _, last = written.rpartition(".")
+    if not module or not all(part.isidentifier() for part in written.split(".")):
+        raise UsageError(
+            f"{name}= holds {written!r}, which names no exception by its module: write 'module.Class', such as "
+            "'builtins.TimeoutError', or the class itself"
+        )
+    if (loaded := sys.modules.get(module)) is None:
+        return
+    found: Any = getattr(loaded, last, None)
+    if not _is_error(found):
+        known = [one for one, value in vars(loaded).items() if _is_error(value)]
+        raise UsageError(f"{name}= holds {written!r}, and {module} has no such exception{did_you_mean(last, known)}")
+    defined = f"{found.__module__}.{found.__qualname__}"
+    if defined != written:
+        raise UsageError(f"{name}= holds {written!r}, which is defined as {defined}: write {defined!r}")
+
+
+def _is_error(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def probe(function: T, name: str) -> T:
+    """Check that a function can be called with one argument, as far as can be seen."""
+    import inspect
+
+    try:
+        inspect.signature(function).bind(None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UsageError(
+            f"{name}={getattr(function, '__name__', function)}: a probe is called with one argument, which is what "
+            "current() returns in the handler"
+        ) from error
+    except ValueError:
+        # Written in C, without a signature.
+        return function
+    return function
+
+
+def with_article(noun: str) -> str:
+    """Return the noun with its article, as a message says it: a str, an int."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def not_installed(driver: str, extra: str) -> UsageError:
+    """Return the error of a store whose driver is missing, in the same words for all of them."""
+    return UsageError(f"the driver {driver} is not installed: pip install 'onefold[{extra}]'")
+
+
+# The attribute of an adapter's function that has the user's, for which it stands: messages name that one.
+STANDS_FOR: Final = "_onefold_stands_for"
 
 # How alike two words are, from 0 to 1, for one to be offered instead of the other.
 ALIKE: Final = 0.6

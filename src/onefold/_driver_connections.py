@@ -25,7 +25,7 @@ def register(library: str, unwrap: Unwrap) -> None:
 
 
 def driver_connection(connection: object) -> object:
-    """Return the driver's own connection; an object that is not known to wrap one is returned unchanged."""
+    """Return the driver's own connection; return an object that is not known to wrap one unchanged."""
     for _ in range(DEPTH_MAX):
         unwrap = _unwrap_of(type(connection))
         inner = None if unwrap is None else unwrap(connection)

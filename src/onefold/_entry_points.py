@@ -1,4 +1,4 @@
-"""Find what packages have registered with ours by entry points: stores, clients and connections."""
+"""Find the stores, clients and connections that packages have registered by entry points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final
 
-# The schemes of URLs; the packages whose clients, and whose connections and sessions, we take. Each names a module.
+# The URL schemes; the packages whose clients, and whose connections and sessions, we adopt. Each names a module.
 STORES: Final = "onefold.stores"
 CLIENTS: Final = "onefold.clients"
 CONNECTIONS: Final = "onefold.connections"

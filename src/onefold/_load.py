@@ -1,9 +1,9 @@
-"""`onefold.load`, which imports the configuration package only when it is called."""
+"""`onefold.load` and `onefold.load_async`, which import the configuration package only when they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
@@ -13,29 +13,23 @@ if TYPE_CHECKING:
     from onefold.events import Listener
 
 
-@overload
 def load(
-    path: str | os.PathLike[str],
-    *,
-    is_async: Literal[False] = False,
-    on_event: Listener | Iterable[Listener] = (),
-    codec: Codec | None = None,
-) -> Guards: ...
-@overload
-def load(
-    path: str | os.PathLike[str],
-    *,
-    is_async: Literal[True],
-    on_event: Listener | Iterable[Listener] = (),
-    codec: Codec | None = None,
-) -> AsyncGuards: ...
-def load(path: str | os.PathLike[str], *, is_async: bool = False, **options: Any) -> Guards | AsyncGuards:
+    path: str | os.PathLike[str], *, on_event: Listener | Iterable[Listener] = (), codec: Codec | None = None
+) -> Guards:
     """Build the guards that `onefold.yaml` or `onefold.toml` declares, by name: `load("onefold.yaml")["payouts"]`.
 
-    `is_async=True` builds `AsyncGuard`s. Stores are opened on first use, once for all guards that share them, and
-    closed by `close` or `aclose`. Raises `UsageError`, with file and line, for a file that cannot be used.
+    Stores are opened on first use, once for all guards that share them, and closed by `close`. Raises `UsageError`,
+    with file and line, for a file that cannot be used.
     """
-    from onefold.config import AsyncGuards, Guards, read
+    from onefold.config import Guards, read
 
-    declared = read(path)
-    return AsyncGuards(declared, **options) if is_async else Guards(declared, **options)
+    return Guards(read(path), on_event=on_event, codec=codec)
+
+
+def load_async(
+    path: str | os.PathLike[str], *, on_event: Listener | Iterable[Listener] = (), codec: Codec | None = None
+) -> AsyncGuards:
+    """Build an `AsyncGuard` for each guard that the file declares. Close them with `aclose`. See `load`."""
+    from onefold.config import AsyncGuards, read
+
+    return AsyncGuards(read(path), on_event=on_event, codec=codec)

@@ -23,7 +23,7 @@ class CreateOnefoldTables(MigrateOperation):
 
     @classmethod
     def create_onefold_tables(cls, operations: Operations) -> None:
-        """Create the tables of Onefold, or upgrade them to this version."""
+        """Create Onefold's tables, or upgrade them to this version."""
         operations.invoke(cls())
 
     def reverse(self) -> MigrateOperation:
@@ -36,7 +36,7 @@ class DropOnefoldTables(MigrateOperation):
 
     @classmethod
     def drop_onefold_tables(cls, operations: Operations) -> None:
-        """Drop the tables of Onefold, with all records in them."""
+        """Drop Onefold's tables, with all records in them."""
         operations.invoke(cls())
 
     def reverse(self) -> MigrateOperation:

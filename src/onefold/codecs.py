@@ -59,8 +59,8 @@ class MsgspecCodec:
         plain = _is_plain(value)
         if _is_any(returns) and not plain:
             raise Unstorable(
-                f"{type(value).__name__} reads back as it is only with a type: "
-                "annotate what the function returns, or pass returns="
+                f"{type(value).__name__} reads back unchanged only with a type: annotate the function's return type, "
+                "or pass returns="
             )
         if not _is_any(returns):
             _check_back(stored, value, returns)
@@ -85,7 +85,7 @@ def _decode_typed(body: bytes, reader: _Reader) -> Any:
     again = _encoder.encode(value)
     lost = again != body and _lost_field(msgspec.msgpack.decode(body), msgspec.msgpack.decode(again), "$")
     if lost:
-        raise Unreadable(f"it has no place for the stored field `{lost}`")
+        raise Unreadable(f"it has no field for the stored `{lost}`")
     return value
 
 
@@ -100,7 +100,7 @@ def type_name(returns: Any) -> str:
 
 
 def encode_by_hook(value: Any) -> Any:
-    """Encode what msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
+    """Encode types that msgspec does not know: pydantic models, in the JSON form that they validate themselves."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     raise NotImplementedError(
@@ -137,7 +137,7 @@ def _cached_reader(returns: Any) -> _Reader:
     parts = list(_parts(info, set()))
     for part in parts:
         if isinstance(part, msgspec.inspect.CustomType) and not hasattr(part.cls, "model_validate_json"):
-            raise TypeError(f"msgspec knows no form for {part.cls.__module__}.{part.cls.__qualname__}")
+            raise TypeError(f"msgspec cannot encode {part.cls.__module__}.{part.cls.__qualname__}")
     closed = not any(isinstance(part, (msgspec.inspect.AnyType, msgspec.inspect.CustomType)) for part in parts)
     return _Reader(msgspec.msgpack.Decoder(returns, dec_hook=_decode_by_hook), closed)
 

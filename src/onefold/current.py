@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import Lock
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from onefold._concurrency.generators import Flow
+from onefold._concurrency.users_errors import passing
 from onefold._delivery.handler_steps.flow import StepLog, handler_ended, take_step
 from onefold._delivery.handler_steps.left import NONE_LEFT
-from onefold._delivery.steps import Flow, Left
+from onefold._delivery.steps import Left
 from onefold._driver_connections import driver_connection
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import Beat
@@ -26,8 +27,8 @@ from onefold.events import Teller
 T = TypeVar("T")
 
 
-class CurrentContext(Protocol):
-    """The guard as `step` sees it."""
+class SupportsCurrent(Protocol):
+    """Declare what `Current` uses of a `DeliveryContext`: where the handler works, and how its steps are run."""
 
     # The thing that two deliveries share if one is inside the other: a store, or the caller's connection.
     @property
@@ -52,7 +53,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     """One delivery, seen from inside its handler."""
 
     _entry: Entry
-    _context: CurrentContext
+    _context: SupportsCurrent
     # Without a beat there is no claim: seen mode, or a store that is down.
     _beat: Beat | None
     # The delivery whose handler surrounds this one.
@@ -85,22 +86,22 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def attempt(self) -> int:
-        """The number of this handler start, from 1."""
+        """The number of this attempt, counted from 1."""
         return self._entry.attempt
 
     @property
     def token(self) -> str:
-        """The proof of this claim, in hexadecimal digits. Pass it on where a late write has to be refused."""
+        """The proof of this claim, in hexadecimal digits. Pass it on to a system that has to refuse late writes."""
         return self._entry.token.hex()
 
     @property
     def lost(self) -> bool:
-        """Whether another delivery may own the claim by now: it was refused, or not renewed for a whole lease."""
+        """True if another delivery may own the claim by now: it was refused, or not renewed for a whole lease."""
         return self._beat is not None and self._beat.lost
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler, or a step begun here, is still running.
+        """True if the handler, or a step begun here, is still running.
 
         A task may outlive both; it then belongs to no delivery.
         """
@@ -120,7 +121,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def step(self, name: str, call: Callable[[], T], *, returns: Any = Any) -> T:
         """Run one part of the handler, and remember its result: once it has returned, no later attempt runs it again.
 
-        A later attempt gets the stored result. Only a part that was under way when its run died runs again: nobody
+        A later attempt gets the stored result. Only a part that was in progress when its run died runs again: nobody
         knows whether it happened, so pass on `key_for`. The call returns once its log is stored; if the store fails,
         the write is retried until the lease is nearly over, and then `OutcomeUnknown` is raised (if a blocking driver
         waits for a silent server: when the driver gives up). Raises `ClaimLost` if the claim was lost meanwhile. Under
@@ -141,7 +142,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
             value = self._take(name, call, returns)
             return await value if inspect.isawaitable(value) else value
 
-    @contextmanager
+    @passing
     def _inside(self, name: str) -> Iterator[None]:
         """Begin a step, and make this delivery the current one while it runs: a thread does not inherit it."""
         if self._reset is None:
@@ -168,8 +169,8 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         # A single dictionary operation: of two threads of a handler only one gets the name.
         if (self._taken or self._begin_taken()).setdefault(name, mine) is not mine:
             raise UsageError(
-                f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was taken before in this run: "
-                "a name is one effect, and the second step did not run. Put the item's id into its name"
+                f"{self.operation} [key {self._entry.address.digest}]: the step {name!r} was used before in this run: "
+                "a name stands for one effect, and the second step did not run. Put the item's id into its name"
             )
 
     def _begin_taken(self) -> dict[str, object]:
@@ -179,7 +180,7 @@ class Current(msgspec.Struct, eq=False, weakref=True):
             return self._taken
 
     def _fail(self, name: str) -> None:
-        """Let the handler try the step again: it has not happened, or its log knows it."""
+        """Let the handler retry the step: it has not happened, or its log has it."""
         if self._taken is not None:
             self._taken.pop(name, None)
 
@@ -241,7 +242,7 @@ _step: ContextVar[StepHere | None] = ContextVar("onefold.step", default=None)
 
 def _check_call(name: str, call: object) -> None:
     if not name or not isinstance(name, str):
-        raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+        raise UsageError(f"a step's name={name!r} has to be a string such as 'reserve'")
     if callable(call):
         return
     if inspect.iscoroutine(call):
@@ -251,7 +252,7 @@ def _check_call(name: str, call: object) -> None:
             f"again. Pass the function: await current().step({name!r}, pay), or with arguments "
             f"await current().step({name!r}, lambda: pay(order))"
         )
-    raise UsageError(f"the step {name!r} needs a function to call, and not {type(call).__name__}: nothing ran")
+    raise UsageError(f"the step {name!r} needs a function to call, not {type(call).__name__}: nothing ran")
 
 
 class Batch:
@@ -269,7 +270,7 @@ class NotOneDelivery(UsageError):
     """A batch handler asked for something that belongs to one delivery. The worker is wrong, not a message."""
 
 
-@contextmanager
+@passing
 def in_batch() -> Iterator[None]:
     """Mark that a handler works on a whole batch in this block."""
     batch = Batch()
@@ -287,9 +288,10 @@ def _is_in_batch() -> bool:
 
 
 def current() -> Current:
-    """Return the delivery whose handler is running here. Raises `UsageError` outside a handler, and in a batch handler.
+    """Return the delivery whose handler is running here. Raises `UsageError` outside a handler.
 
-    It also raises in a task that outlives its handler, such as a background task.
+    It also raises in a handler that gets a whole batch, and in a task that outlives its handler, such as a background
+    task.
     """
     found = _current.get()
     if found is None and _is_in_batch():
@@ -307,7 +309,7 @@ def current() -> Current:
     return found
 
 
-def enter(entry: Entry, context: CurrentContext, beat: Beat | None, nest: Nest | None = None) -> Current:
+def enter(entry: Entry, context: SupportsCurrent, beat: Beat | None, nest: Nest | None = None) -> Current:
     """Make this delivery the current one; every `enter` has its `leave`."""
     inside = Current(entry, context, beat, _current.get(), nest)
     inside._reset = _current.set(inside)

@@ -5,7 +5,7 @@
     ├── MissingKey           there is no usable key, but one is required
     ├── KeyReused            this key was used with another payload
     ├── InProgress           another delivery runs it now
-    ├── OnHold               its outcome is unknown: a person or a probe must resolve it
+    ├── Held                 its outcome is unknown: a person or a probe must resolve it
     ├── InsideItself         the handler delivered its own key again
     ├── ClaimLost            it ran, but another delivery had taken over its claim
     ├── ResultNotKept        it is done, but there is no stored result to replay
@@ -21,7 +21,11 @@ A message names the operation and the digest of the key, as logs do; the key its
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, Self
+import re
+import shlex
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+
+_NOTHING_RAN: Final = re.compile(r"(^|\s)Nothing ran\.|(^|\.\s)Nothing ran$")
 
 
 class Named(Protocol):
@@ -61,7 +65,7 @@ class UsageError(OnefoldError, ValueError):
 
 
 class MissingKey(OnefoldError, ValueError):
-    """There is no usable key: none was given, or it is empty, too long or of a wrong type."""
+    """There is no usable key: none was given, or it is empty, too long or of the wrong type."""
 
 
 class KeyReused(OnefoldError):
@@ -82,15 +86,25 @@ class InProgress(OnefoldError):
     retry_after: float = 0.0
 
 
-class OnHold(OnefoldError):
+class Held(OnefoldError):
     """The outcome of an earlier run is unknown, and a person or a probe has to resolve it."""
 
     says = (
-        "on hold: {remark}. Find out whether the effect happened, then settle it with `onefold resolve`, or call "
-        "guard.resolve(operation, key, done(value) | failed(error) | rerun(), by=..., reason=...)"
+        "held: {remark}. Find out whether the effect happened, then add --done, --failed or --rerun, and --reason, to "
+        "`{command}`, or call guard.resolve(operation, key, Done(value) | Failed(error) | Rerun(), by=..., reason=...)"
     )
 
     remark: str = ""
+    # The shell command that resolves it, but for what happened and why.
+    command: str = ""
+
+    @classmethod
+    def about(cls, address: Named, **facts: Any) -> Self:
+        """Create the error with the command that resolves this record. The digest stands for the key."""
+        words = ["onefold", "resolve", "--digest", address.digest]
+        if address.operation.isprintable():
+            words += ["--operation", address.operation]
+        return super().about(address, command=shlex.join(words), **facts)
 
 
 class InsideItself(OnefoldError):
@@ -103,8 +117,8 @@ class ClaimLost(OnefoldError):
     """The handler ran, but its lease had ended and its claim was taken over. `value` is what it returned."""
 
     says = (
-        "the handler ran, but its lease had ended before and the claim is no longer its own. "
-        "What it returned is in error.value; the record is the new owner's"
+        "the handler ran, but its lease had already ended, and the claim is no longer its own. "
+        "Its return value is in error.value; the record belongs to the new owner"
     )
 
     value: Any = None
@@ -113,7 +127,10 @@ class ClaimLost(OnefoldError):
 class ResultNotKept(OnefoldError):
     """It is done, and will not run again; but no result was stored, so there is none to replay."""
 
-    says = "done before, but its result was not kept ({remark}). It did not run again"
+    says = (
+        "done before, but its result was not kept ({remark}). It did not run again: treat it as done. `.outcome()` has "
+        "`omitted`, which tells it without an error"
+    )
 
     remark: str = ""
 
@@ -135,7 +152,7 @@ class RememberedFailure(OnefoldError):
 
     says = "failed for good before: {cause}"
 
-    # Empty if a person resolved it: `failed("declined")`, or `onefold resolve --failed`.
+    # Empty if a person resolved it: `Failed("declined")`, or `onefold resolve --failed`.
     type_name: str = ""
     message: str = ""
 
@@ -148,7 +165,7 @@ class RememberedFailure(OnefoldError):
 class StoreUnavailable(OnefoldError):
     """The store did not answer, or refused. Before a handler this means that nothing ran."""
 
-    # False: no connection could be had, or the file was busy. There is nothing to take back, nor a way to do it now.
+    # False: no connection could be opened, or the file was busy. There is nothing to undo, and no way to undo it now.
     reached: bool = True
 
     @classmethod
@@ -159,6 +176,15 @@ class StoreUnavailable(OnefoldError):
         return error
 
 
+def although_it_ran(text: str) -> str:
+    """Return what an error of a store says without the sentence "Nothing ran".
+
+    Stores word their errors for a claim that is refused. They fail to renew a claim and to record its end, too, while
+    the handler is running or has run.
+    """
+    return _NOTHING_RAN.sub("", text).lstrip()
+
+
 class ProbeFailed(StoreUnavailable):
     """The probe raised instead of saying what happened to an earlier run. The handler did not start: deliver it again.
 
@@ -166,8 +192,8 @@ class ProbeFailed(StoreUnavailable):
     """
 
     says = (
-        "the probe failed with {problem}, so it is still not known whether attempt {attempt} happened. The "
-        "handler was not started. Deliver it again: the probe is asked again"
+        "the probe failed with {problem}, so it is still not known whether attempt {attempt} happened. The handler was "
+        "not started. Deliver it again, and the probe will be asked again"
     )
 
     # The name of the probe's own error, which is the `__cause__`.
@@ -180,7 +206,7 @@ class NotInTransaction(OnefoldError):
 
 
 class OutcomeUnknown(OnefoldError):
-    """For handlers to raise when nobody knows whether the effect happened (a lost response, say)."""
+    """Raised by handlers when nobody knows whether the effect happened (after a lost response, say)."""
 
 
 Queue = Literal["ack", "later", "never", "later or never", "by policy", "read once", "the broker's own rule"]
@@ -201,7 +227,7 @@ MEANINGS: dict[type[Exception], Meaning] = {
     MissingKey: Meaning(400, "by policy"),
     KeyReused: Meaning(422, "never"),
     InProgress: Meaning(409, "later", retry_after=True),
-    OnHold: Meaning(409, "later"),
+    Held: Meaning(409, "later"),
     InsideItself: Meaning(500, "never"),
     ClaimLost: Meaning(409, "read once"),
     ResultNotKept: Meaning(409, "ack"),

@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
     PROBED = "probed"
     LOST = "lost"
     OMITTED = "omitted"
-    NOT_REMEMBERED = "not_remembered"
+    NOT_RECORDED = "not_recorded"
     UNPROTECTED = "unprotected"
     STORE_FAILED = "store_failed"
     # The heartbeat could not renew a claim, or does not know yet whether it was renewed. The lease is not over yet.
@@ -108,7 +108,7 @@ class Teller:
                 _log_failure(event, error)
 
     def warn(self, where: Address | str, text: str, *, about: str = "") -> None:
-        """Warn the author of the handler, once per operation and subject, about what will surprise a duplicate."""
+        """Warn the author of the handler, once per operation and subject, of what will surprise a duplicate."""
         operation = where if isinstance(where, str) else where.operation
         if (operation, about) in _warned or len(_warned) == WARNED_MAX:
             return

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Never,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
+from onefold._concurrency.generators import run
 from onefold._delivery.drive import drive
-from onefold._delivery.records import forget, read, resolve
+from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment, unwrap
+from onefold._guard.options import moment
 from onefold._guard.within import WithinBase
-from onefold._handlers.arguments import ALL, FingerprintOf, GuardedFunction, KeyArgument, ScopeOf, as_written
+from onefold._handlers.arguments import (
+    ALL,
+    FingerprintOf,
+    GuardedFunction,
+    GuardScope,
+    KeyArgument,
+    ScopeOf,
+    as_written,
+)
+from onefold._handlers.methods import Method
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.threaded import Heartbeat
-from onefold._model import Fresh, Outcome, Policy, Record, Resolution
+from onefold._heartbeat.sync_guards import Heartbeat
+from onefold._model import Fresh, Outcome, Record, Resolution
+from onefold._model.policy import Policy, PolicyFields
 from onefold.codecs import Codec
+from onefold.errors import UsageError
 from onefold.events import Listener
 from onefold.keys import Key
-from onefold.stores.opening import StoreSource
-from onefold.transactions import Column
+from onefold.stores.hand_made import HandMadeTable
+from onefold.stores.sources import StoreSource
+from onefold.transactions import RecordColumn
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -44,10 +69,34 @@ class Guarded(Protocol[P, R]):
     def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Run it once more on purpose, although it is finished."""
 
+    # Of a class: a class method, or another function. Of an instance: a method, a class method, or a static one.
+    @overload
+    def __get__(self: Method[S, Q, R], instance: None, owner: S) -> Guarded[Q, R]: ...
     @overload
     def __get__(self, instance: None, owner: type) -> Guarded[P, R]: ...
     @overload
-    def __get__(self: Guarded[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Guarded[Q, R]: ...
+    def __get__(self: Method[S, Q, R], instance: S, owner: type | None = None) -> Guarded[Q, R]: ...
+    @overload
+    def __get__(self: Method[S, Q, R], instance: object, owner: S) -> Guarded[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Guarded[P, R]: ...
+
+
+class UseAnAsyncGuard(Protocol):
+    """An async function on a sync guard, to type checkers: it cannot be called. At runtime it is refused."""
+
+
+class Decorator(Protocol):
+    """A decorator of sync functions."""
+
+    @overload
+    def __call__(self, function: Callable[P, Never], /) -> Guarded[P, Never]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /
+    ) -> UseAnAsyncGuard: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Guarded[P, R]: ...
 
 
 class Guard(GuardBase):
@@ -55,7 +104,9 @@ class Guard(GuardBase):
 
     `store` is a URL (`memory:`), a `Store`, or a function that returns one, called on first use. A guard is
     thread-safe, nestable and fork-safe. It does not close a store that the caller passed in. `migrate_from` is the
-    store that held the records before: its records count, and are moved when they are asked for.
+    store that held the records before: its records count, and each is moved when a delivery needs it. It may also be a
+    `HandMadeTable`: its rows count as done, and it is only read. `keep`, `after_crash` and the other fields of a
+    `Policy` are keywords here, and of every call.
     """
 
     _conduct = staticmethod(drive)
@@ -65,13 +116,14 @@ class Guard(GuardBase):
         self,
         store: StoreSource,
         *,
-        policy: Policy | None = None,
-        scope: str | Callable[[], str | None] | None = None,
+        scope: GuardScope = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
-        migrate_from: StoreSource | None = None,
+        migrate_from: StoreSource | HandMadeTable | None = None,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, migrate_from=migrate_from)
+        super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
     def idempotent(
         self,
@@ -80,17 +132,20 @@ class Guard(GuardBase):
         key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
-        policy: Policy | None = None,
         returns: Any = Any,
-    ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> Decorator:
         """Decorate a function: claim its key, run it, remember what it returned.
 
         `key` is an argument's name, several names, or a function of the arguments. The fingerprint covers all other
-        arguments, those that `fingerprint` names, or (None) nothing. `scope` is one string for all calls, or a function
-        of the arguments. `returns` is the type of the result, if there is no annotation. The function raises
-        `KeyReused`, `InProgress`, `OnHold`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`, `MissingKey`, and its own
-        errors.
+        arguments, those that `fingerprint` names, or nothing if it is None. `scope` names a tenant as `key` does
+        a key. `returns` is the type of the result, if there is no annotation. Fields of a policy change the guard's.
+        The function raises `KeyReused`, `InProgress`, `Held`, `ClaimLost`, `ResultNotKept`, `StoreUnavailable`,
+        `MissingKey`, and its own errors.
         """
+
+        policy = self._asked(policy, fields, Guard.idempotent)
 
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
@@ -100,11 +155,11 @@ class Guard(GuardBase):
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
                 outcome = drive(*self._deliver(request, handler, wanted, policy))
-                return unwrap(outcome, request, wanted) if bare else outcome
+                return outcome.value if bare else outcome
 
             return self._decorated(function, call, deliver)
 
-        return decorate
+        return cast("Decorator", decorate)
 
     def _decorated(self, function: Callable[P, R], call: GuardedFunction, deliver: Callable[..., Any]) -> Guarded[P, R]:
         """Wrap the function for its callers, with its three ways to be called."""
@@ -129,15 +184,18 @@ class Guard(GuardBase):
         key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
-        policy: Policy | None = None,
         returns: Any = Any,
-    ) -> Callable[[Callable[P, R]], Guarded[P, R]]:
-        """Decorate a function that works on rows in the guard's own database: the record commits with them, or neither.
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> Decorator:
+        """Decorate a function that works on rows in the guard's database: rows and record commit together, or neither.
 
         The function gets the transaction as its argument `tx`, which its callers do not see; give it a default for type
         checkers: `tx: Connection = TX`. Serialization failures and deadlocks are retried in a new transaction. Inside
         another transactional function of the same guard it joins that one's transaction.
         """
+
+        policy = self._asked(policy, fields, Guard.transactional)
 
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
@@ -153,23 +211,30 @@ class Guard(GuardBase):
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
                     outcome = drive(flow(delivery), self._inside(transaction))
-                return unwrap(outcome, request, wanted) if bare else outcome
+                return outcome.value if bare else outcome
 
             return self._decorated(function, call, deliver)
 
-        return decorate
+        return cast("Decorator", decorate)
 
     def _nested(self, around: Any, nest: Nest) -> AbstractContextManager[Any]:
         nest.check_thread()
         return nullcontext(around)
 
-    def within(self, connection: Any, *, record: Column | None = None) -> Within:
+    def within(
+        self,
+        connection: Any,
+        *,
+        record: RecordColumn | None = None,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> Within:
         """Deliver inside a transaction that you own: the record is written on your connection, and commits with it.
 
         `record` names the column of your own table that serves as the record, if there is one.
         """
         self._check_column(record)
-        return Within(self, connection, record)
+        return Within(self, connection, record, self._asked(policy, fields, Guard.within))
 
     def run(
         self,
@@ -179,16 +244,19 @@ class Guard(GuardBase):
         *,
         returns: Any = Any,
         scope: str | None = None,
-        fingerprint: object = None,
-        policy: Policy | None = None,
+        payload: object = None,
         bypass: bool = False,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
         """Run `call` once for this key; a duplicate gets the stored result.
 
-        `fingerprint` is the payload itself: the same key with a different payload is refused. Without it nothing is
-        compared. `bypass=True` runs it although it is finished; if that fails, the earlier outcome stands.
+        The same key with a different `payload` is refused. Without one nothing is compared. Fields of a policy change
+        the guard's. `bypass=True` runs it although it is finished; if that fails, the earlier outcome stands.
         """
-        request = self._request(operation, key, scope, fingerprint, bypass=bypass)
+        if fields:
+            policy = self._asked(policy, fields, Guard.run)
+        request = self._request(operation, key, scope, payload, bypass=bypass)
         return drive(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
 
     def run_batch(
@@ -200,16 +268,28 @@ class Guard(GuardBase):
         handler: Callable[[M], R],
         returns: Any = Any,
         scope: str | Callable[[M], str] | None = None,
-        fingerprint: Callable[[M], object] | None = None,
+        payload: Callable[[M], object] | None = None,
         policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> list[Outcome[R] | Exception]:
         """Call `handler` for each new message; return outcomes or errors in the order of the messages.
 
         One round trip claims all, one ends all. One poison message never fails its neighbours; of messages with equal
         keys one runs, and the others share its outcome.
         """
-        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        policy = self._asked(policy, fields, Guard.run_batch)
+        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, payload, policy)
         return [result for flow in flows for result in drive(flow, context)]
+
+    def check(self) -> None:
+        """Find mistakes now, and not at the first delivery: call it when a program starts.
+
+        Raises `UsageError` for a missing driver, a store that cannot be written (a replica, missing tables that are not
+        created, a missing permission), or one that drops records (a Redis that evicts); `StoreUnavailable` if the
+        server does not answer. The message has every problem and its fix. It costs about a dozen round trips, creates
+        the tables if the guard would, and leaves no record behind. `migrate_from` is checked, too.
+        """
+        run(self._check_stores())
 
     def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """Return the record of this key, if there is one."""
@@ -225,23 +305,27 @@ class Guard(GuardBase):
         reason: str,
         scope: str | None = None,
         returns: Any = Any,
+        only: Record | None = None,
     ) -> Record:
-        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. The record keeps who, when and why.
+        """Settle a held record: `Done(value)`, `Failed(error)` or `Rerun()`. The record keeps who, when and why.
 
         Its late owner, if there is one, is refused from now on. A record resolved by hand can be resolved again, to
-        correct it: `record.history` has both. Return the record as it was before.
+        correct it: `record.history` has both. With `only=`, a record from `read`, settle it only if it has not changed
+        since. Return the record as it was before.
         """
         delivery = self._by_hand(operation, key, scope, returns)
         return drive(
-            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment())), self._context()
+            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment(), only=only)),
+            self._context(),
         )
 
     def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
-        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
+        """Remove the record, so that the next delivery runs. Return False if there was none.
 
-        With `only=`, a record from `read`, remove it only if nobody has written it since.
+        Raises `InProgress` while it runs. With `only=`, a record from `read`, remove it only if nobody has written it
+        since.
         """
-        return drive(self._read_through(forget(self._by_hand(operation, key, scope), only)), self._context())
+        return drive(self._forget(self._by_hand(operation, key, scope), only), self._context())
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
@@ -253,6 +337,18 @@ class Guard(GuardBase):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+        # A type checker says it better.
+
+        def aclose(self) -> NoReturn:
+            """Refuse what belongs to an `AsyncGuard`."""
+            raise UsageError("a Guard is not async: close it with guard.close(), or use `with`")
+
+        async def __aenter__(self) -> NoReturn:
+            raise UsageError("a Guard is not async: write `with Guard(...)`, or `async with AsyncGuard(...)`")
+
+        async def __aexit__(self, *_: object) -> None: ...
 
 
 class Within(WithinBase[Guard]):
@@ -266,16 +362,18 @@ class Within(WithinBase[Guard]):
         *,
         returns: Any = Any,
         scope: str | None = None,
-        fingerprint: object = None,
-        policy: Policy | None = None,
+        payload: object = None,
         bypass: bool = False,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
         """Run `call` once for this key, in the connection's transaction; a duplicate gets the stored result.
 
         Raises `NotInTransaction` if none is open. If `call` raises, the record is removed, so that a caller who catches
         the error and commits does not lose the delivery.
         """
-        flow, context, _ = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        policy = self._asked(policy, fields, Within.run)
+        flow, context, _ = self._deliver(operation, key, call, returns, scope, payload, policy, bypass=bypass)
         return drive(flow, context)
 
     def fresh(
@@ -285,13 +383,15 @@ class Within(WithinBase[Guard]):
         *,
         key: Callable[[M], object],
         scope: str | Callable[[M], str] | None = None,
-        fingerprint: Callable[[M], object] | None = None,
+        payload: Callable[[M], object] | None = None,
         policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Fresh[M]:
         """Find the new messages, and record them as done in the connection's transaction, in one statement.
 
-        Process `new` and commit: the records and the work are committed together, or neither. Acknowledge `new` and
+        Process `new` and commit: both the records and the work are committed, or neither is. Acknowledge `new` and
         `seen` after that, and never `unsettled`. Raises `NotInTransaction` if no transaction is open.
         """
-        flow, context, _ = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        policy = self._asked(policy, fields, Within.fresh)
+        flow, context, _ = self._sort_out(operation, messages, key, scope, payload, policy)
         return drive(flow, context)

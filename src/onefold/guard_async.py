@@ -5,22 +5,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+from onefold._concurrency.generators import run_async
 from onefold._delivery.drive import drive_async
-from onefold._delivery.records import forget, read, resolve
+from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment, unwrap
+from onefold._guard.options import moment
 from onefold._guard.within import WithinBase
-from onefold._handlers.arguments import ALL, FingerprintOf, GuardedFunction, KeyArgument, ScopeOf, as_written
+from onefold._handlers.arguments import (
+    ALL,
+    FingerprintOf,
+    GuardedFunction,
+    GuardScope,
+    KeyArgument,
+    ScopeOf,
+    as_written,
+)
+from onefold._handlers.methods import Method
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.loops import AsyncHeartbeat
-from onefold._model import Fresh, Outcome, Policy, Record, Resolution
+from onefold._heartbeat.async_guards import AsyncHeartbeat
+from onefold._model import Fresh, Outcome, Record, Resolution
+from onefold._model.policy import Policy, PolicyFields
 from onefold.codecs import Codec
+from onefold.errors import UsageError
 from onefold.events import Listener
 from onefold.keys import Key
-from onefold.stores.opening import AsyncStoreSource
-from onefold.transactions import Column
+from onefold.stores.hand_made import HandMadeTable
+from onefold.stores.sources import AsyncStoreSource
+from onefold.transactions import RecordColumn
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -44,18 +57,25 @@ class AsyncGuarded(Protocol[P, R]):
     def bypass(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[R]]:
         """Run it once more on purpose, although it is finished."""
 
+    # Of a class: a class method, or another function. Of an instance: a method, a class method, or a static one.
+    @overload
+    def __get__(self: Method[S, Q, Coroutine[Any, Any, R]], instance: None, owner: S) -> AsyncGuarded[Q, R]: ...
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncGuarded[P, R]: ...
     @overload
     def __get__(
-        self: AsyncGuarded[Concatenate[S, Q], R], instance: S, owner: type | None = None
+        self: Method[S, Q, Coroutine[Any, Any, R]], instance: S, owner: type | None = None
     ) -> AsyncGuarded[Q, R]: ...
+    @overload
+    def __get__(self: Method[S, Q, Coroutine[Any, Any, R]], instance: object, owner: S) -> AsyncGuarded[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> AsyncGuarded[P, R]: ...
 
 
 class AsyncGuard(GuardBase):
     """The async `Guard`: the same methods, the same rules. One guard may be used from several event loops in turn."""
 
-    _awaited = True
+    _is_async = True
     _conduct = staticmethod(drive_async)
     _heartbeat = AsyncHeartbeat
 
@@ -63,13 +83,14 @@ class AsyncGuard(GuardBase):
         self,
         store: AsyncStoreSource,
         *,
-        policy: Policy | None = None,
-        scope: str | Callable[[], str | None] | None = None,
+        scope: GuardScope = None,
         on_event: Listener | Iterable[Listener] = (),
         codec: Codec | None = None,
-        migrate_from: AsyncStoreSource | None = None,
+        migrate_from: AsyncStoreSource | HandMadeTable | None = None,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> None:
-        super().__init__(store, policy=policy, scope=scope, on_event=on_event, codec=codec, migrate_from=migrate_from)
+        super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
     def idempotent(
         self,
@@ -78,10 +99,12 @@ class AsyncGuard(GuardBase):
         key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
-        policy: Policy | None = None,
         returns: Any = Any,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
         """Decorate an async function: claim its key, run it, remember what it returned. See `Guard.idempotent`."""
+        policy = self._asked(policy, fields, AsyncGuard.idempotent)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
@@ -91,7 +114,7 @@ class AsyncGuard(GuardBase):
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
                 outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
-                return unwrap(outcome, request, wanted) if bare else outcome
+                return outcome.value if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -125,10 +148,12 @@ class AsyncGuard(GuardBase):
         key: KeyArgument,
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
-        policy: Policy | None = None,
         returns: Any = Any,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
         """Decorate an async function whose work is rows in the guard's own database. See `Guard.transactional`."""
+        policy = self._asked(policy, fields, AsyncGuard.transactional)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
@@ -144,7 +169,7 @@ class AsyncGuard(GuardBase):
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
                     outcome = await drive_async(flow(delivery), self._inside(transaction))
-                return unwrap(outcome, request, wanted) if bare else outcome
+                return outcome.value if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -153,10 +178,17 @@ class AsyncGuard(GuardBase):
     def _nested(self, around: Any, nest: Nest) -> AbstractAsyncContextManager[Any]:
         return nest.turn(around)
 
-    def within(self, connection: Any, *, record: Column | None = None) -> AsyncWithin:
+    def within(
+        self,
+        connection: Any,
+        *,
+        record: RecordColumn | None = None,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> AsyncWithin:
         """Deliver inside a transaction that you own. See `Guard.within`."""
         self._check_column(record)
-        return AsyncWithin(self, connection, record)
+        return AsyncWithin(self, connection, record, self._asked(policy, fields, AsyncGuard.within))
 
     async def run(
         self,
@@ -166,12 +198,15 @@ class AsyncGuard(GuardBase):
         *,
         returns: Any = Any,
         scope: str | None = None,
-        fingerprint: object = None,
-        policy: Policy | None = None,
+        payload: object = None,
         bypass: bool = False,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
         """Await `call` once for this key; a duplicate gets the stored result. See `Guard.run`."""
-        request = self._request(operation, key, scope, fingerprint, bypass=bypass)
+        if fields:
+            policy = self._asked(policy, fields, AsyncGuard.run)
+        request = self._request(operation, key, scope, payload, bypass=bypass)
         return await drive_async(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
 
     async def run_batch(
@@ -183,12 +218,24 @@ class AsyncGuard(GuardBase):
         handler: Callable[[M], Awaitable[R]],
         returns: Any = Any,
         scope: str | Callable[[M], str] | None = None,
-        fingerprint: Callable[[M], object] | None = None,
+        payload: Callable[[M], object] | None = None,
         policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> list[Outcome[R] | Exception]:
         """Await `handler` for each message that is new, one after the other. See `Guard.run_batch`."""
-        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, fingerprint, policy)
+        policy = self._asked(policy, fields, AsyncGuard.run_batch)
+        flows, context = self._deliver_all(operation, messages, key, handler, returns, scope, payload, policy)
         return [result for flow in flows for result in await drive_async(flow, context)]
+
+    async def check(self) -> None:
+        """Find mistakes now, and not at the first delivery: call it when a program starts.
+
+        Raises `UsageError` for a missing driver, a store that cannot be written (a replica, missing tables that are not
+        created, a missing permission), or one that drops records (a Redis that evicts); `StoreUnavailable` if the
+        server does not answer. The message has every problem and its fix. It costs about a dozen round trips, creates
+        the tables if the guard would, and leaves no record behind. `migrate_from` is checked, too.
+        """
+        await run_async(self._check_stores())
 
     async def read(self, operation: str, key: Key, *, scope: str | None = None) -> Record | None:
         """Return the record of this key, if there is one."""
@@ -204,21 +251,22 @@ class AsyncGuard(GuardBase):
         reason: str,
         scope: str | None = None,
         returns: Any = Any,
+        only: Record | None = None,
     ) -> Record:
-        """Settle a held record: `done(value)`, `failed(error)` or `rerun()`. See `Guard.resolve`."""
+        """Settle a held record: `Done(value)`, `Failed(error)` or `Rerun()`. See `Guard.resolve`."""
         delivery = self._by_hand(operation, key, scope, returns)
         return await drive_async(
-            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment())), self._context()
+            self._read_through(resolve(delivery, resolution, by=by, reason=reason, at=moment(), only=only)),
+            self._context(),
         )
 
     async def forget(self, operation: str, key: Key, *, scope: str | None = None, only: Record | None = None) -> bool:
-        """Remove the record, so that the next delivery runs. False: there was none. `InProgress` while it runs.
+        """Remove the record, so that the next delivery runs. Return False if there was none.
 
-        With `only=`, a record from `read`, remove it only if nobody has written it since.
+        Raises `InProgress` while it runs. With `only=`, a record from `read`, remove it only if nobody has written it
+        since.
         """
-        return await drive_async(
-            self._read_through(forget(self._by_hand(operation, key, scope), only)), self._context()
-        )
+        return await drive_async(self._forget(self._by_hand(operation, key, scope), only), self._context())
 
     async def aclose(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
@@ -230,6 +278,18 @@ class AsyncGuard(GuardBase):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    if not TYPE_CHECKING:
+        # A type checker says it better.
+
+        def close(self) -> NoReturn:
+            """Refuse what belongs to a `Guard`."""
+            raise UsageError("an AsyncGuard is closed with `await guard.aclose()`, or by `async with`")
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError("an AsyncGuard is async: write `async with AsyncGuard(...)`, or `with Guard(...)`")
+
+        def __exit__(self, *_: object) -> None: ...
 
 
 class AsyncWithin(WithinBase[AsyncGuard]):
@@ -243,12 +303,14 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         *,
         returns: Any = Any,
         scope: str | None = None,
-        fingerprint: object = None,
-        policy: Policy | None = None,
+        payload: object = None,
         bypass: bool = False,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
         """Await `call` once for this key, in the connection's transaction. See `Within.run`."""
-        flow, context, nest = self._deliver(operation, key, call, returns, scope, fingerprint, policy, bypass=bypass)
+        policy = self._asked(policy, fields, AsyncWithin.run)
+        flow, context, nest = self._deliver(operation, key, call, returns, scope, payload, policy, bypass=bypass)
         async with _turn_in(nest):
             return await drive_async(flow, context)
 
@@ -259,11 +321,13 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         *,
         key: Callable[[M], object],
         scope: str | Callable[[M], str] | None = None,
-        fingerprint: Callable[[M], object] | None = None,
+        payload: Callable[[M], object] | None = None,
         policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
     ) -> Fresh[M]:
         """Find the new messages, and record them in the connection's transaction. See `Within.fresh`."""
-        flow, context, nest = self._sort_out(operation, messages, key, scope, fingerprint, policy)
+        policy = self._asked(policy, fields, AsyncWithin.fresh)
+        flow, context, nest = self._sort_out(operation, messages, key, scope, payload, policy)
         async with _turn_in(nest):
             return await drive_async(flow, context)
 

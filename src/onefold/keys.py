@@ -1,13 +1,18 @@
-"""Keys: created by senders, checked before a store is asked."""
+"""Keys: created by senders, checked before a store is queried."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
 
 from onefold._fingerprint import canonical as _canonical
-from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX, Address
+from onefold._model import KEY_MAX as KEY_MAX  # noqa: PLC0414 - public here
+from onefold._model import OPERATION_MAX as OPERATION_MAX  # noqa: PLC0414 - public here
+from onefold._model import SCOPE_MAX as SCOPE_MAX  # noqa: PLC0414 - public here
+from onefold._model import Address
 from onefold.errors import MissingKey, UsageError
 
 Key = str | int | uuid.UUID
@@ -36,7 +41,7 @@ def checked_key(key: object, operation: str = "") -> str:
         raise _missing(operation, f"{shown} is of type {type(key).__name__}: {_KEY_TYPES}")
     if not text or text.isspace():
         raise _missing(operation, f"key={text!r} is empty: {_KEY_TYPES}")
-    if problem := _problem(text, KEY_MAX):
+    if problem := problem_of(text, KEY_MAX):
         raise _missing(operation, f"the key {problem}")
     return text
 
@@ -44,8 +49,8 @@ def checked_key(key: object, operation: str = "") -> str:
 def checked_operation(operation: object) -> str:
     """Return the checked name of the operation."""
     if not isinstance(operation, str) or not operation or operation.isspace():
-        raise UsageError(f"operation={operation!r} has to be a name such as 'charge'")
-    if problem := _problem(operation, OPERATION_MAX):
+        raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
+    if problem := problem_of(operation, OPERATION_MAX):
         raise UsageError(f"operation={operation[:40]!r} {problem}")
     return operation
 
@@ -56,7 +61,7 @@ def checked_scope(scope: object) -> str:
         return ""
     if not isinstance(scope, str) or not scope:
         raise UsageError(f"scope={scope!r} has to be the name of a tenant or caller, or None where there is only one")
-    if problem := _problem(scope, SCOPE_MAX):
+    if problem := problem_of(scope, SCOPE_MAX):
         raise UsageError(f"scope={scope[:40]!r} {problem}")
     return scope
 
@@ -93,7 +98,8 @@ def undigestible(payload: Mapping[str, object]) -> tuple[str, str] | None:
     return None
 
 
-def _problem(text: str, limit: int) -> str:
+def problem_of(text: str, limit: int) -> str:
+    """Return why not every store can keep this key or name, as the end of a sentence; empty if each of them can."""
     # Almost all strings are ASCII, and need not be encoded to be measured.
     if text.isascii() and len(text) <= limit and "\0" not in text:
         return ""
@@ -103,10 +109,24 @@ def _problem(text: str, limit: int) -> str:
         size = len(text.encode())
     except UnicodeEncodeError:
         return "holds half of a surrogate pair, which is not text"
-    return f"has {size} bytes of UTF-8, and the limit is {limit}: send a digest of it instead" if size > limit else ""
+    return f"has {size} bytes of UTF-8, and the limit is {limit}: use a digest of it instead" if size > limit else ""
 
 
 def _missing(operation: str, why: str) -> MissingKey:
     error = MissingKey(f"{operation}: {why}" if operation else why)
     error.operation = operation
     return error
+
+
+def json_field(body: bytes, path: Iterable[str]) -> Any:
+    """Return a field of a JSON document, None where there is none. Raises `ValueError` if it is not JSON."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        import json
+
+        # Half of a surrogate pair is legal there, and so is UTF-16: msgspec reads neither.
+        found = json.loads(body)
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found

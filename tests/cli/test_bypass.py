@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from onefold import Guard, Policy, State, rerun
+from onefold import Guard, Policy, Rerun, State
 from onefold._delivery.earlier_ending import carrying
 from onefold.cli.app import app
 from onefold.stores.base import Entry
@@ -35,8 +35,8 @@ def guard(store: SqliteStore) -> Guard:
     return guard
 
 
-def run(store: SqliteStore, *words: str) -> Result:
-    return CliRunner(env={"ONEFOLD_STORE": f"sqlite:///{store.path}"}).invoke(app, list(words))
+def run(store: SqliteStore, *arguments: str) -> Result:
+    return CliRunner(env={"ONEFOLD_STORE": f"sqlite:///{store.path}"}).invoke(app, list(arguments))
 
 
 @pytest.mark.usefixtures("guard")
@@ -48,7 +48,7 @@ def test_show_says_that_a_bypass_died_and_what_duplicates_get(store: SqliteStore
 
 @pytest.mark.usefixtures("guard")
 def test_held_does_not_ask_for_it_to_be_settled(store: SqliteStore) -> None:
-    assert run(store, "held").stderr == "onefold: nothing is on hold\n"
+    assert run(store, "held").stderr == "onefold: nothing is held\n"
 
 
 @pytest.mark.parametrize("how", ["--done", "--failed", "--rerun"])
@@ -61,7 +61,7 @@ def test_resolve_refuses_to_destroy_the_earlier_ending(store: SqliteStore, guard
 
 
 def test_who_resolves_it_in_code_leaves_word_of_what_was_there(guard: Guard) -> None:
-    guard.resolve("charge", "pay_1", rerun(), by="ada", reason="the bank knows nothing of it")
+    guard.resolve("charge", "pay_1", Rerun(), by="ada", reason="the bank knows nothing of it")
 
     found = guard.read("charge", "pay_1")
     assert found is not None

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold import Guard
-from onefold.cli._common.store_argument import display_url, without_secrets
+from onefold.cli._common.store_option import display_url, without_secrets
 from onefold.cli.app import app
 from services.redis import named_client
 from services.servers import Server
@@ -27,8 +27,9 @@ from tests.support import PATIENCE
 __all__ = ["closed_port"]
 
 
-def doctor(*words: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(app, ["doctor", *words])
+def doctor(store: str | None = None, *arguments: str, **environment: str) -> Result:
+    named = [] if store is None else ["--store", store]
+    return CliRunner(env=environment).invoke(app, ["doctor", *named, *arguments])
 
 
 def checks(said: Result, store: int = 0) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_json_is_one_document_with_counts_and_every_check(url: str) -> None:
     said = doctor(url, "--format", "json")
 
     (document,) = json.loads(said.stdout)
-    assert (document["store"], document["place"], document["reached"]) == (None, url, True)
+    assert (document["name"], document["store"], document["reached"]) == (None, url, True)
     assert document["green"] == len(document["checks"]) == 9
     assert set(document["checks"][0]) == {"name", "grade", "reason", "fix"}
     assert said.stderr == ""
@@ -96,7 +97,7 @@ def test_a_server_that_is_not_there_ends_with_two_and_no_password(scheme: str, c
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "says"),
     [
         (["postgrs://worker:geheim@host/x"], "did you mean 'postgres'?"),
         (["redis+sentinel://h/s?sentinel_password=geheim&foo=1"], "'foo' is not one of"),
@@ -110,10 +111,10 @@ def test_a_server_that_is_not_there_ends_with_two_and_no_password(scheme: str, c
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line_and_ends_with_two(
-    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = doctor(*words)
+    said = doctor(*arguments)
 
     assert said.exit_code == 2
     assert says in said.output
@@ -163,7 +164,7 @@ def test_every_store_of_a_file_is_examined(file: str, url: str) -> None:
     assert {line.split("\t")[0] for line in said.stdout.splitlines()[1:]} == {"money", "mail"}
     assert said.stdout.count("store\tgrade") == 1
     assert "2 stores: 13 green" in said.stderr
-    assert [one["store"] for one in document] == ["money", "mail"]
+    assert [one["name"] for one in document] == ["money", "mail"]
 
 
 def test_one_store_of_a_file_that_cannot_be_reached_does_not_hide_the_others(file: str, closed_port: int) -> None:
@@ -182,7 +183,7 @@ def test_a_variable_that_is_not_set_does_not_hide_the_other_stores(file: str) ->
     assert said.exit_code == document.exit_code == 2
     assert "money\tred\treach\tthe environment variable DATABASE_URL is not set" in said.stdout
     assert "mail\tgreen\ttrial" in said.stdout
-    assert [(one["store"], one["place"], one["reached"]) for one in json.loads(document.stdout)] == [
+    assert [(one["name"], one["store"], one["reached"]) for one in json.loads(document.stdout)] == [
         ("money", "${DATABASE_URL}", False),
         ("mail", "memory:", True),
     ]
@@ -209,12 +210,12 @@ def test_a_file_that_cannot_be_used_is_said_in_a_line(tmp_path: Path, text: str,
 # As a process: a terminal, Ctrl-C, a server that hangs, a reader that goes.
 
 
-def onefold(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from onefold.cli import main; main()", *words]
+def onefold(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from onefold.cli import main; main()", *arguments]
 
 
 def test_on_a_terminal_it_is_a_table_with_signs_and_words(url: str) -> None:
-    shown = on_a_terminal(*onefold("doctor", f"{url}?sync=normal"))
+    shown = on_a_terminal(*onefold("doctor", "--store", f"{url}?sync=normal"))
 
     assert "! yellow" in shown
     assert "+ green" in shown
@@ -244,7 +245,7 @@ def test_a_server_that_hangs_is_not_waited_for(own_postgres: Server) -> None:
     own_postgres.stop()
     try:
         said = subprocess.run(
-            onefold("doctor", own_postgres.url, "--timeout", "1s"),
+            onefold("doctor", "--store", own_postgres.url, "--timeout", "1s"),
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -262,7 +263,7 @@ def test_ctrl_c_ends_it_cleanly(own_postgres: Server) -> None:
     use(own_postgres.url)
     own_postgres.stop()
     try:
-        command = onefold("doctor", own_postgres.url)
+        command = onefold("doctor", "--store", own_postgres.url)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             # It is in the middle of it once it has a thread that asks.
             wait_for_thread(process.pid)
@@ -286,7 +287,9 @@ def wait_for_thread(pid: int) -> None:
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(url: str) -> None:
-    with subprocess.Popen(onefold("doctor", url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        onefold("doctor", "--store", url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -308,7 +311,7 @@ def test_a_path_of_sqlite_that_is_mistyped_is_red_and_does_not_look_like_a_new_s
 
     assert said.exit_code == 2
     assert "\tred\treach\tthere is no file " in said.stdout
-    assert "onefold schema URL --apply" in said.stdout
+    assert "onefold schema --store URL --apply" in said.stdout
 
 
 def test_a_file_of_sqlite_without_tables_is_examined(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onefold import Guard, State
+from onefold.cli._common import asking
 from onefold.cli.app import app
 from onefold.cli.commands import erase as erasing
 from onefold.stores.base import Address, Claim, Ending, Entry, Query
@@ -55,7 +56,7 @@ def test_what_runs_now_is_left_and_told_and_ends_with_one(shelf: Shelf) -> None:
 
     assert said.exit_code == 1
     assert said.stdout == "tenant-42: 3 erased, 1 left\n"
-    assert said.stderr.startswith("onefold: 1 are left: a worker runs them, or they came meanwhile")
+    assert said.stderr.startswith("onefold: 1 are left: a worker is running them, or they arrived during the erasure")
     assert shelf.store.finish(Claim(address, shelf.found(address).token), Ending(state=State.DONE, ttl=60.0))
     assert shelf.run("erase", "--scope", "tenant-42", "--yes").exit_code == 0
 
@@ -64,11 +65,11 @@ def test_what_comes_back_to_life_while_it_is_erased_is_left(shelf: Shelf, monkey
     address = shelf.put("k", State.OPEN, scope="tenant-42")
     forget = Guard.forget
 
-    def late(self: Guard, *words: Any, **more: Any) -> bool:
+    def late(self: Guard, *arguments: Any, **more: Any) -> bool:
         """Between the listing and the removal, a worker has taken it."""
         entry = Entry(address=address, token=os.urandom(16), lease=60.0)
         assert shelf.store.claim(entry, replacing=shelf.found(address)) is None
-        return forget(self, *words, **more)
+        return forget(self, *arguments, **more)
 
     monkeypatch.setattr(Guard, "forget", late)
 
@@ -115,17 +116,50 @@ def test_a_dry_run_counts_and_changes_nothing(shelf: Shelf) -> None:
     assert len(shelf.store.browse(Query(), 99)) == 10
 
 
-def test_a_tenant_that_is_not_known_is_gone_already(shelf: Shelf) -> None:
-    said = shelf.run("erase", "--scope", "nobody", "--yes")
+NOBODY = (
+    "onefold: no record matches --scope nobody: nothing was erased. A scope is matched exactly, and `onefold ls` shows "
+    "those in use: check its spelling, and the store\n"
+)
 
-    assert (said.stdout, said.exit_code) == ("nobody: 0 erased\n", 0)
 
-
-@pytest.mark.parametrize("words", [["--scope", ""], []], ids=["empty", "none"])
-def test_an_empty_scope_is_a_variable_that_was_not_set_and_erases_nothing(shelf: Shelf, words: list[str]) -> None:
+@pytest.mark.parametrize("way", ["--yes", "--dry-run"])
+def test_a_tenant_that_is_not_known_is_gone_already_or_was_misspelt(shelf: Shelf, way: str) -> None:
     fill(shelf)
 
-    assert "--scope NAME" in refused(shelf.run("erase", *words, "--yes"), 2)
+    said = shelf.run("erase", "--scope", "nobody", way)
+
+    assert said.stdout == f"nobody: 0 {'erased' if way == '--yes' else 'would be erased'}\n"
+    assert (said.stderr, said.exit_code) == (NOBODY, 0)
+
+
+def test_an_operation_that_the_tenant_does_not_have_is_answered_with_those_that_it_has(shelf: Shelf) -> None:
+    fill(shelf)
+    shelf.put("more", scope="tenant-42", operation="mail")
+    shelf.put("others", scope="tenant-4", operation="ship")
+
+    said = shelf.run("erase", "--scope", "tenant-42", "--operation", "charg", "--yes", "--format", "json")
+
+    assert said.stderr == (
+        "onefold: no record matches --scope tenant-42 --operation charg: nothing was erased. Its operations are "
+        "charge, mail\n"
+    )
+    assert (json.loads(said.stdout)["erased"], said.exit_code) == (0, 0)
+
+
+def test_a_second_run_has_nothing_left_to_erase_and_succeeds(shelf: Shelf) -> None:
+    fill(shelf)
+    shelf.run("erase", "--scope", "tenant-42", "--yes")
+
+    said = shelf.run("erase", "--scope", "tenant-42", "--yes")
+
+    assert (said.stdout, said.exit_code) == ("tenant-42: 0 erased\n", 0)
+
+
+@pytest.mark.parametrize("arguments", [["--scope", ""], []], ids=["empty", "none"])
+def test_an_empty_scope_is_a_variable_that_was_not_set_and_erases_nothing(shelf: Shelf, arguments: list[str]) -> None:
+    fill(shelf)
+
+    assert "--scope NAME" in refused(shelf.run("erase", *arguments, "--yes"), 2)
     assert len(shelf.store.browse(Query(), 99)) == 9
 
 
@@ -141,7 +175,7 @@ def test_the_question_says_how_many_and_what_it_means(
     shelf: Shelf, answer: str, status: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(shelf)
-    monkeypatch.setattr(erasing, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
 
     said = shelf.run("erase", "--scope", "tenant-42", typed=answer)
 
@@ -165,11 +199,11 @@ INTERRUPTED = """
 import os, signal
 from onefold import Guard
 forget, asked = Guard.forget, []
-def pressed(self, *words, **more):
-    asked.append(words)
+def pressed(self, *arguments, **more):
+    asked.append(arguments)
     if len(asked) == 10:
         os.kill(os.getpid(), signal.SIGINT)
-    return forget(self, *words, **more)
+    return forget(self, *arguments, **more)
 Guard.forget = pressed
 """
 
@@ -178,7 +212,7 @@ def test_ctrl_c_ends_with_130_and_how_far_it_came(shelf: Shelf) -> None:
     fill(shelf, 300)
 
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED + MAIN, "erase", shelf.url, "--scope", "tenant-42", "--yes"],
+        [sys.executable, "-c", INTERRUPTED + MAIN, "erase", "--store", shelf.url, "--scope", "tenant-42", "--yes"],
         check=False,
         capture_output=True,
         timeout=PATIENCE,
@@ -230,7 +264,7 @@ def test_erase_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
             for number in range(5):
                 guard.run("charge", number, lambda: "paid", scope=scope)
 
-    said = CliRunner().invoke(app, ["erase", url, "--scope", "acme", "--yes"])
+    said = CliRunner().invoke(app, ["erase", "--store", url, "--scope", "acme", "--yes"])
 
     assert (said.stdout, said.exit_code) == ("acme: 5 erased\n", 0)
     with Guard(url) as guard:
@@ -239,19 +273,23 @@ def test_erase_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("arguments", "status", "says"),
     [
         (["erase", "--scope", "x", "--yes"], 2, "which store?"),
-        (["erase", "sqlte:///x.db", "--scope", "x", "--yes"], 2, "did you mean 'sqlite'?"),
-        (["erase", "sqlite:///{}/typo.db", "--scope", "x", "--yes"], 1, "there is no file"),
-        (["erase", "memory:", "--scope", "x", "--yes"], 2, "memory store"),
-        (["erase", "redis://me:geheim@127.0.0.1:{port}/0", "--scope", "x", "--yes"], 1, "it cannot be reached"),
+        (["erase", "--store", "sqlte:///x.db", "--scope", "x", "--yes"], 2, "did you mean 'sqlite'?"),
+        (["erase", "--store", "sqlite:///{}/typo.db", "--scope", "x", "--yes"], 1, "there is no file"),
+        (["erase", "--store", "memory:", "--scope", "x", "--yes"], 2, "memory store"),
+        (
+            ["erase", "--store", "redis://me:geheim@127.0.0.1:{port}/0", "--scope", "x", "--yes"],
+            1,
+            "it cannot be reached",
+        ),
     ],
 )
 def test_what_cannot_be_erased_is_one_line(
-    words: list[str], status: int, says: str, tmp_path: Path, closed_port: int
+    arguments: list[str], status: int, says: str, tmp_path: Path, closed_port: int
 ) -> None:
-    asked = [word.format(tmp_path, port=closed_port) for word in words]
+    asked = [word.format(tmp_path, port=closed_port) for word in arguments]
 
     line = refused(CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, asked), status)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from onefold.cli._common.masking import masked, remember_typed
-from onefold.cli.app import app
-from tests.support import PROJECT
+from onefold.cli.app import COMMANDS, app
+from tests.support import PATIENCE, PROJECT
 
 PAGE = PROJECT / "docs" / "cli.md"
 EXAMPLE = "Example: "
@@ -72,9 +75,9 @@ def options_of(command: Any) -> set[str]:
 
 def parses(commands: dict[str, Any], line: str) -> bool:
     """Whether a line such as `onefold ls --all` can be typed; nothing of it is run."""
-    program, name, *words = shlex.split(line)
+    program, name, *arguments = shlex.split(line)
     try:
-        commands[name].make_context(name, words)
+        commands[name].make_context(name, arguments)
     except Exception:
         return False
     return program == "onefold"
@@ -96,6 +99,36 @@ def faults(commands: dict[str, Any], name: str, page: str) -> list[str]:
     return found
 
 
+BASH = """
+PATH="$1:$PATH"
+eval "$(onefold --show-completion)"
+complete -p onefold
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_onefold_completion onefold
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["re"], {"resolve"}),
+        ([""], set(COMMANDS)),
+        (["resolve", "--rer"], {"--rerun"}),
+        (["ls", "--state", "h"], {"held"}),
+    ],
+)
+def test_bash_completes_what_is_typed(typed: list[str], offered: set[str], tmp_path: Path) -> None:
+    command = ["bash", "--norc", "-c", BASH, "bash", str(Path(sys.executable).parent), "onefold", *typed]
+
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=tmp_path)
+
+    registered, *found = said.stdout.splitlines()
+    assert registered == "complete -o default -F _onefold_completion onefold"
+    assert set(found) == offered
+
+
 def lines_of(page: str) -> Iterator[str]:
     """The commands in the console blocks of the page; what comes after a pipe is not ours."""
     for block in re.findall(r"^ *```console\n(.*?)^ *```$", page, flags=re.DOTALL | re.MULTILINE):
@@ -112,14 +145,28 @@ def test_every_line_of_the_documentation_can_be_typed(line: str) -> None:
     assert parses(commands_of(app), line)
 
 
-def test_the_page_says_which_commands_take_the_store_from_the_environment() -> None:
-    [row] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| the store |")]
-    environment, others = row.split("All of these take it from the environment variable `ONEFOLD_STORE`")
+def test_every_command_names_its_store_by_the_same_option() -> None:
+    naming = {name: options_of(command) & {"--store", "--from", "--to"} for name, command in commands_of(app).items()}
+    without = {"trace", "lint", "simulate"}
 
-    commands = commands_of(app)
-    from_environment = {name for name, command in commands.items() for parameter in command.params if parameter.envvar}
-    assert {name for name in re.findall(r"`(\w+)`", environment) if name in commands} == from_environment
-    assert {name for name in re.findall(r"`(\w+)`", others) if name in commands} == {"copy", "import"}
+    assert {name for name, options in naming.items() if options == {"--from", "--to"}} == {"copy", "import"}
+    assert {name for name, options in naming.items() if not options} == without
+    assert all(options == {"--store"} for name, options in naming.items() if name not in without | {"copy", "import"})
+
+
+def test_only_keys_and_files_are_named_without_an_option() -> None:
+    arguments = {
+        name: [parameter.name for parameter in command.params if parameter.param_type_name == "argument"]
+        for name, command in commands_of(app).items()
+    }
+
+    assert {name: found for name, found in arguments.items() if found} == {
+        "show": ["key"],
+        "resolve": ["keys"],
+        "forget": ["key"],
+        "trace": ["logs"],
+        "lint": ["files"],
+    }
 
 
 @pytest.mark.parametrize("name", sorted(commands_of(app)))
@@ -140,7 +187,12 @@ def test_the_help_of_a_command_is_plain_in_a_pipe(name: str) -> None:
         ("ls --state foo", "'foo' is not one of"),
         ("ls --lmit 3", "See onefold ls --help"),
         ("held --format xml", "'xml' is not one of"),
-        ("copy", "Missing argument 'OLD'. See onefold copy --help"),
+        ("copy", "Pass --from OLD and --to NEW"),
+        ("copy redis://localhost sqlite:///x.db", "use --from URL --to URL. See onefold copy --help"),
+        ("import sqlite:///x.db --to redis://localhost", "use --from URL --to URL. See onefold import --help"),
+        ("doctor sqlite:///x.db", "use --store URL. See onefold doctor --help"),
+        ("purge onefold.yaml", "use --store FILE. See onefold purge --help"),
+        ("schema memory:", "use --store URL. See onefold schema --help"),
         ("trace", "See onefold trace --help"),
         ("show one two", "See onefold show --help"),
         ("purge --batch x", "See onefold purge --help"),

@@ -25,8 +25,8 @@ SEEDS, CORRECTED = str(EXAMPLES / "seeds.yaml"), str(EXAMPLES / "corrected.yaml"
 COMMAND = [sys.executable, "-c", "from onefold.cli import main; main()", "lint"]
 
 
-def onefold(*words: str) -> Result:
-    return CliRunner().invoke(app, ["lint", *words])
+def onefold(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["lint", *arguments])
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_store_that_may_be_of_a_package_that_is_not_here_is_mentioned_and_its_
     said = CliRunner().invoke(app, ["lint", str(file)])
 
     assert said.exit_code == 0, said.output
-    assert "stores.money.url is of a kind that no package here has, and is not judged" in said.stderr
+    assert "stores.money.url names a kind of store that is not installed, so it was not checked" in said.stderr
     assert "secret" not in said.output
 
 
@@ -109,9 +109,9 @@ def test_a_file_that_cannot_be_used_exits_with_2_and_the_others_are_linted(broke
     ]
 
 
-@pytest.mark.parametrize("words", [(), ("--format", "json")])
-def test_which_file_is_asked(words: tuple[str, ...]) -> None:
-    said = onefold(*words)
+@pytest.mark.parametrize("arguments", [(), ("--format", "json")])
+def test_which_file_is_asked(arguments: tuple[str, ...]) -> None:
+    said = onefold(*arguments)
 
     assert said.exit_code == 2
     assert said.stderr == "onefold: which file? Name it: onefold lint onefold.yaml\n"
@@ -227,7 +227,7 @@ def _read(terminal: int) -> bytes:
             b"stores: {a: {url: 'memory:'}}\nguards: {g: {store: a, keep: '${NOT_SET_HERE}'}}",
             "is not set",
         ),
-        ("wrong.yaml", b"stores: 7\nguards: {}", "a table of names is wanted"),
+        ("wrong.yaml", b"stores: 7\nguards: {}", "expected a table of names"),
     ],
 )
 def test_bad_input_gets_one_readable_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:

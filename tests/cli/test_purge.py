@@ -26,8 +26,9 @@ from tests.support import PATIENCE, eventually
 __all__ = ["closed_port"]
 
 
-def purge(*words: str, **environment: str) -> Result:
-    return CliRunner(env=environment).invoke(app, ["purge", *words])
+def purge(store: str | None = None, *arguments: str, **environment: str) -> Result:
+    named = [] if store is None else ["--store", store]
+    return CliRunner(env=environment).invoke(app, ["purge", *named, *arguments])
 
 
 def documents(said: Result) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def test_what_has_expired_is_removed_and_counted(url: str) -> None:
 
     head, line = said.stdout.splitlines()
     assert said.exit_code == 0
-    assert head.split("\t") == ["store", "place", "removed", "batches", "seconds"]
+    assert head.split("\t") == ["name", "store", "removed", "batches", "seconds"]
     assert line.split("\t")[:4] == ["-", url, "5", "3"]
     assert "5 removed" in said.stderr
     assert "no expired records are left" in said.stderr
@@ -64,8 +65,8 @@ def test_json_is_one_document(url: str) -> None:
     (store,) = documents(said)
     assert store["seconds"] >= 0
     assert {name: value for name, value in store.items() if name != "seconds"} == {
-        "store": None,
-        "place": url,
+        "name": None,
+        "store": url,
         "removed": 5,
         "batches": 1,
         "finished": True,
@@ -150,7 +151,7 @@ def test_every_store_of_a_file_is_purged(file: str, url: str) -> None:
     said = purge(file, "--format", "json", DATABASE_URL=url)
 
     assert said.exit_code == 0
-    assert [(store["store"], store["removed"]) for store in documents(said)] == [
+    assert [(store["name"], store["removed"]) for store in documents(said)] == [
         ("money", 5),
         ("sessions", 0),
         ("mail", 3),
@@ -171,12 +172,12 @@ def test_one_store_of_a_file_that_cannot_be_reached_does_not_keep_the_others(fil
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("arguments", "status", "says"),
     [
         (["postgrs://worker:geheim@host/x"], 2, "did you mean 'postgres'?"),
         (["sqlite:///x.db?purje=no"], 2, "did you mean 'purge'?"),
         (["nowhere.yaml"], 2, "there is no such file"),
-        (["memory:"], 2, "lives inside its own process"),
+        (["memory:"], 2, "exists only inside its own process"),
         (["sqlite:///x.db", "--every", "soon"], 2, "not a duration"),
         (["sqlite:///x.db", "--every", "0s"], 2, "--every"),
         (["sqlite:///x.db", "--every", "forever"], 2, "--every"),
@@ -187,10 +188,10 @@ def test_one_store_of_a_file_that_cannot_be_reached_does_not_keep_the_others(fil
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(
-    words: list[str], status: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], status: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = purge(*words)
+    said = purge(*arguments)
 
     assert said.exit_code == status
     assert says in said.stderr
@@ -216,17 +217,17 @@ def test_the_store_may_come_from_the_environment(url: str) -> None:
 # As a process: for ever, until a signal; and on a terminal.
 
 
-def onefold(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from onefold.cli import main; main()", *words]
+def onefold(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from onefold.cli import main; main()", *arguments]
 
 
-def started(*words: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-    return subprocess.Popen(onefold(*words), stdout=subprocess.PIPE, stderr=stderr, text=True)
+def started(*arguments: str, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    return subprocess.Popen(onefold(*arguments), stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_every_goes_on_until_a_signal_and_ends_with_a_summary(url: str, number: int) -> None:
-    with started("purge", url, "--every", "100ms", "--format", "json") as process:
+    with started("purge", "--store", url, "--every", "100ms", "--format", "json") as process:
         assert eventually(lambda: rows(url) == 1)
         leave(url, 4)
         assert eventually(lambda: rows(url) == 1)
@@ -243,7 +244,10 @@ def test_a_server_that_goes_away_is_purged_when_it_is_back(own_postgres: Server,
     leave(own_postgres.url, 2)
     # Into a file: a pipe that nobody reads would be full of its complaints where the server is slow to come back.
     noted = tmp_path / "noted"
-    with noted.open("w") as file, started("purge", own_postgres.url, "--every", "100ms", stderr=file) as process:
+    with (
+        noted.open("w") as file,
+        started("purge", "--store", own_postgres.url, "--every", "100ms", stderr=file) as process,
+    ):
         assert eventually(lambda: rows(own_postgres.url) == 0)
         own_postgres.kill()
         assert eventually(lambda: "It is tried again at the next pass" in noted.read_text())
@@ -274,7 +278,7 @@ SqliteStore.purge = signalled
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_before_the_end_ends_it_with_its_batch(url: str, number: int, status: int) -> None:
     program = SIGNALLED.replace("NUMBER", str(int(number))) + "from onefold.cli import main; main()"
-    command = [sys.executable, "-c", program, "purge", url, "--batch", "1", "--format", "json"]
+    command = [sys.executable, "-c", program, "purge", "--store", url, "--batch", "1", "--format", "json"]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
@@ -287,7 +291,7 @@ def test_a_signal_before_the_end_ends_it_with_its_batch(url: str, number: int, s
 
 def test_on_a_terminal_there_is_a_bar(url: str) -> None:
     ours, theirs = pty.openpty()
-    command = onefold("purge", url, "--batch", "1")
+    command = onefold("purge", "--store", url, "--batch", "1")
     environment = os.environ | {"COLUMNS": "160", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
         os.close(theirs)

@@ -28,8 +28,10 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from onefold import (
+    Done,
+    Failed,
     Guard,
-    OnHold,
+    Held,
     Policy,
     Record,
     RememberedFailure,
@@ -37,14 +39,13 @@ from onefold import (
     StoreUnavailable,
     UsageError,
     current,
-    done,
-    failed,
 )
 from onefold._entry_points import STORES, installed
+from onefold.cli._common import asking
 from onefold.cli._common import find as _search
 from onefold.cli._common import output as _shared
 from onefold.cli.app import app
-from onefold.cli.commands import records, settle
+from onefold.cli.commands import records
 from onefold.codecs import MsgspecCodec
 from onefold.queues._shared.verdict import reason_of
 from onefold.stores import kinds
@@ -91,23 +92,23 @@ class Shelf:
         assert record is not None
         return record
 
-    def run(self, *words: str, typed: str = "", **env: str) -> Result:
+    def run(self, *arguments: str, typed: str = "", **env: str) -> Result:
         runner = CliRunner(env={"ONEFOLD_STORE": self.url} | env)
-        return runner.invoke(app, list(words), input=typed, catch_exceptions=False)
+        return runner.invoke(app, list(arguments), input=typed, catch_exceptions=False)
 
-    def json(self, *words: str) -> Any:
-        said = self.run(*words, "--format", "json")
+    def json(self, *arguments: str) -> Any:
+        said = self.run(*arguments, "--format", "json")
         assert said.exit_code == 0, said.output
         return json.loads(said.stdout)
 
-    def rows(self, *words: str) -> list[dict[str, str]]:
-        said = self.run(*words)
+    def rows(self, *arguments: str) -> list[dict[str, str]]:
+        said = self.run(*arguments)
         assert said.exit_code == 0, said.output
         heading, *lines = [line.split("\t") for line in said.stdout.splitlines()]
         return [dict(zip(heading, line, strict=True)) for line in lines]
 
-    def keys(self, *words: str) -> list[str]:
-        return [row["key"] for row in self.rows(*words)]
+    def keys(self, *arguments: str) -> list[str]:
+        return [row["key"] for row in self.rows(*arguments)]
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_an_expired_record_is_not_there(scheme: Callable[[str, Callable[[str], A
     runner = CliRunner()
 
     assert runner.invoke(app, ["ls", "--store", "late:"]).stdout == ""
-    assert "nothing is on hold" in runner.invoke(app, ["held", "--store", "late:"]).stderr
+    assert "nothing is held" in runner.invoke(app, ["held", "--store", "late:"]).stderr
     assert runner.invoke(app, ["show", "old", "--store", "late:"]).exit_code == 1
 
 
@@ -364,8 +365,8 @@ def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database " * 100)
 
-    for words in (["ls"], ["held"], ["show", "k"], ["forget", "k", "--yes"]):
-        assert "notes.txt" in refused(CliRunner().invoke(app, [*words, "--store", f"sqlite:///{path}"]), 1)
+    for arguments in (["ls"], ["held"], ["show", "k"], ["forget", "k", "--yes"]):
+        assert "notes.txt" in refused(CliRunner().invoke(app, [*arguments, "--store", f"sqlite:///{path}"]), 1)
 
 
 def test_a_store_that_cannot_list_its_records_is_one_line(scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
@@ -377,8 +378,8 @@ def test_a_store_that_cannot_list_its_records_is_one_line(scheme: Callable[[str,
 
     scheme("blind", Blind)
 
-    for words in (["ls"], ["held"], ["show", "k"], ["forget", "k", "--yes"]):
-        assert "Blind cannot list" in refused(CliRunner().invoke(app, [*words, "--store", "blind:"]), 1)
+    for arguments in (["ls"], ["held"], ["show", "k"], ["forget", "k", "--yes"]):
+        assert "Blind cannot list" in refused(CliRunner().invoke(app, [*arguments, "--store", "blind:"]), 1)
 
 
 def test_a_driver_that_is_not_installed_is_one_line(scheme: Callable[[str, Callable[[str], Any]], None]) -> None:
@@ -433,29 +434,29 @@ def test_show_of_nothing_is_one_line(shelf: Shelf) -> None:
 
 def test_show_says_every_field_in_words(shelf: Shelf) -> None:
     with contextlib.suppress(TimeoutError):
-        shelf.guard.run("charge", "pay_1", _reserve_and_time_out, fingerprint={"amount": 4200})
+        shelf.guard.run("charge", "pay_1", _reserve_and_time_out, payload={"amount": 4200})
     record = shelf.found(Address("", "charge", "pay_1"))
     assert record.fingerprint is not None
 
     said = shelf.run("show", "pay_1").stdout
-    words = dict(line.split("\t") for line in said.splitlines())
+    arguments = dict(line.split("\t") for line in said.splitlines())
 
-    assert words["state"].startswith("held: nobody knows")
-    assert words["remark"] == "attempt 1 ended in TimeoutError"
-    assert words["steps"] == "reserve, ship"
-    assert words["kept"] == "until it is resolved"
-    assert words["scope"] == "none"
-    assert words["digest"].startswith(record.address.digest)
-    assert words["fingerprint"] == record.fingerprint.hex()
-    assert words["token"] == f"{record.token.hex()}, revision {record.revision}"
-    assert words["result"] == "none"
+    assert arguments["state"].startswith("held: nobody knows")
+    assert arguments["remark"] == "attempt 1 ended in TimeoutError"
+    assert arguments["steps"] == "reserve, ship"
+    assert arguments["kept"] == "until it is resolved"
+    assert arguments["scope"] == "none"
+    assert arguments["digest"].startswith(record.address.digest)
+    assert arguments["fingerprint"] == record.fingerprint.hex()
+    assert arguments["token"] == f"{record.token.hex()}, revision {record.revision}"
+    assert arguments["result"] == "none"
     fields = set(record.__struct_fields__) - {"address", "lease_left", "ttl_left", "omitted", "revision"}
-    assert fields <= words.keys() | {"notes"}
+    assert fields <= arguments.keys() | {"notes"}
 
 
 def test_show_as_json_has_bytes_in_base64(shelf: Shelf) -> None:
     with contextlib.suppress(TimeoutError):
-        shelf.guard.run("charge", "pay_1", _reserve_and_time_out, fingerprint={"amount": 4200})
+        shelf.guard.run("charge", "pay_1", _reserve_and_time_out, payload={"amount": 4200})
     record = shelf.found(Address("", "charge", "pay_1"))
 
     (fact,) = shelf.json("show", "pay_1")
@@ -487,11 +488,11 @@ def test_show_tells_the_key_that_the_other_side_got(shelf: Shelf) -> None:
     assert "key_for" not in shelf.json("show", "pay_1")[0]
 
 
-@pytest.mark.parametrize("words", [("\udcff",), ("pay_1", "--key-for", "\udcff")])
-def test_bytes_that_are_no_text_are_one_line(shelf: Shelf, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", [("\udcff",), ("pay_1", "--key-for", "\udcff")])
+def test_bytes_that_are_no_text_are_one_line(shelf: Shelf, arguments: tuple[str, ...]) -> None:
     shelf.put("pay_1")
 
-    assert "'\\udcff' is not text in UTF-8" in refused(shelf.run("show", *words), 2)
+    assert "'\\udcff' is not text in UTF-8" in refused(shelf.run("show", *arguments), 2)
 
 
 def test_after_a_bypass_it_is_the_key_of_the_latest_run(shelf: Shelf) -> None:
@@ -550,10 +551,10 @@ def test_show_decodes_the_result(shelf: Shelf, value: Any, returns: Any, form: s
     shelf.guard.run("charge", "pay_1", lambda: value, returns=returns)
 
     (fact,) = shelf.json("show", "pay_1")
-    words = dict(line.split("\t") for line in shelf.run("show", "pay_1").stdout.splitlines())
+    arguments = dict(line.split("\t") for line in shelf.run("show", "pay_1").stdout.splitlines())
 
     assert (fact["result_form"], fact["result"]) == (form, shown)
-    assert words["result"] == ("none" if form == "none" else json.dumps(shown))
+    assert arguments["result"] == ("none" if form == "none" else json.dumps(shown))
 
 
 def test_show_of_a_result_that_was_not_kept_says_so(shelf: Shelf) -> None:
@@ -588,7 +589,7 @@ def test_show_gives_the_size_of_what_it_cannot_read(shelf: Shelf, stored: bytes)
 
 def test_show_of_a_failure_shows_the_error(shelf: Shelf) -> None:
     with contextlib.suppress(ValueError):
-        shelf.guard.run("charge", "pay_1", _decline, policy=Policy(remember=[ValueError]))
+        shelf.guard.run("charge", "pay_1", _decline, policy=Policy(final_errors=[ValueError]))
 
     (fact,) = shelf.json("show", "pay_1")
 
@@ -602,7 +603,7 @@ def _decline() -> None:
 # --- held
 
 
-def test_held_lists_what_is_on_hold_the_oldest_first(shelf: Shelf) -> None:
+def test_held_lists_what_is_held_the_oldest_first(shelf: Shelf) -> None:
     shelf.hold("young", age=10.0)
     shelf.hold("oldest", age=9_000.0)
     shelf.hold("old", age=300.0, operation="mail")
@@ -654,12 +655,16 @@ def test_a_digest_in_the_place_of_a_key_changes_nothing_and_names_the_option(she
     assert shelf.found(address).state is State.HELD
 
 
-@pytest.mark.parametrize("words", [[], ["pay_1", "--digest", "0123456789ab"], ["--digest", "pay_1"]])
+@pytest.mark.parametrize("arguments", [[], ["pay_1", "--digest", "0123456789ab"], ["--digest", "pay_1"]])
 @pytest.mark.parametrize("command", [["show"], ["resolve", "--rerun", "--reason", "x", "--yes"], ["forget", "--yes"]])
-def test_a_record_is_named_by_a_key_or_by_a_digest(shelf: Shelf, command: list[str], words: list[str]) -> None:
-    shelf.hold("pay_1")
+def test_a_record_is_named_by_a_key_or_by_a_digest(shelf: Shelf, command: list[str], arguments: list[str]) -> None:
+    address = shelf.hold("pay_1")
+    # Several records can be resolved at once, however they are named; but each of them has to exist.
+    both = command[0] == "resolve" and len(arguments) > 2
 
-    refused(shelf.run(*command, *words), 2)
+    refused(shelf.run(*command, *arguments), 1 if both else 2)
+
+    assert shelf.found(address).state is State.HELD
 
 
 @pytest.mark.parametrize("scopes", [[""], ["", "o'neil & sons"], ["acme", "line\nbreak"]])
@@ -667,8 +672,8 @@ def test_the_line_that_held_gives_resolves_this_record_and_no_other(shelf: Shelf
     held = {shelf.hold(key, scope=scope) for key in ("pay_1", *NASTY) for scope in scopes}
 
     for fact in shelf.json("held"):
-        program, *words = shlex.split(fact["resolve"])
-        said = shelf.run(*words, "--rerun", "--reason", "no trace", "--yes")
+        program, *arguments = shlex.split(fact["resolve"])
+        said = shelf.run(*arguments, "--rerun", "--reason", "no trace", "--yes")
 
         assert fact["resolve"].isprintable()
         assert program == "onefold"
@@ -702,7 +707,7 @@ def test_the_line_never_holds_a_password(shelf: Shelf, scheme: Callable[[str, Ca
 def test_held_tells_of_workers_that_died_and_were_not_marked_yet(shelf: Shelf) -> None:
     shelf.put("alive", State.RUNNING, lease=60.0)
 
-    assert shelf.run("held").stderr == "onefold: nothing is on hold\n"
+    assert shelf.run("held").stderr == "onefold: nothing is held\n"
 
     shelf.put("dead", State.RUNNING, lease=0.0)
 
@@ -749,8 +754,8 @@ def test_a_text_is_said_as_it_is_and_an_exception_by_its_name(shelf: Shelf) -> N
     shelf.hold("a")
     shelf.hold("b")
 
-    shelf.guard.resolve("charge", "a", failed("the card was declined"), by="maria", reason="the bank says so")
-    shelf.guard.resolve("charge", "b", failed(ValueError("declined")), by="maria", reason="the bank says so")
+    shelf.guard.resolve("charge", "a", Failed("the card was declined"), by="maria", reason="the bank says so")
+    shelf.guard.resolve("charge", "b", Failed(ValueError("declined")), by="maria", reason="the bank says so")
 
     with pytest.raises(RememberedFailure, match=r"before: the card was declined$") as said:
         shelf.guard.run("charge", "a", pytest.fail)
@@ -762,12 +767,12 @@ def test_a_text_is_said_as_it_is_and_an_exception_by_its_name(shelf: Shelf) -> N
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "arguments"),
     [(ValueError, "not ValueError"), (None, "not NoneType"), (17, "not int"), ("", "not an empty text")],
 )
-def test_what_is_neither_an_exception_nor_a_text_is_refused_at_once(wrong: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        failed(wrong)
+def test_what_is_neither_an_exception_nor_a_text_is_refused_at_once(wrong: Any, arguments: str) -> None:
+    with pytest.raises(UsageError, match=arguments):
+        Failed(wrong)
 
 
 def test_an_empty_error_is_refused_before_anything_is_changed(shelf: Shelf) -> None:
@@ -845,8 +850,8 @@ def test_show_after_a_correction_has_who_when_and_why_of_each_and_the_true_age(s
     rerun = shelf.run("show", "pay_1").stdout
 
     assert re.search(r"^remark\tresolved as failed by bob at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
-    assert re.search(r"^before\tresolved as done by ada at [-0-9T:]+Z: looked$", shown, re.MULTILINE)
-    assert "\nbefore\tattempt 1 ended in TimeoutError\n" in shown
+    assert re.search(r"^history\t[-0-9T:]+Z resolved as done by ada: looked$", shown, re.MULTILINE)
+    assert "\nhistory\tattempt 1 ended in TimeoutError\n" in shown
     assert "\nattempt\t3\n" in shown
     assert "\nage\t2h since its first claim" in shown
     assert (len(fact["history"]), fact["history"][0], fact["attempt"]) == (3, fact["remark"], 3)
@@ -869,11 +874,14 @@ def test_resolve_as_json_has_the_record_before_and_after(shelf: Shelf) -> None:
     fact = shelf.json("resolve", "pay_1", "--done", "--value", "7", "--reason", "seen", "--by", "maria", "--yes")
 
     assert (fact["resolved"], fact["by"], fact["reason"]) == ("done", "maria", "seen")
-    assert (fact["before"]["state"], fact["after"]["state"], fact["after"]["result"]) == ("held", "done", 7)
+    assert (fact["count"], fact["left"], fact["dry_run"]) == (1, 0, False)
+    (record,) = fact["records"]
+    assert (record["before"]["state"], record["after"]["state"], record["after"]["result"]) == ("held", "done", 7)
+    assert record["problem"] is None
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("arguments", "hint"),
     [
         (["--reason", "x"], "exactly one"),
         (["--done", "--rerun", "--reason", "x"], "exactly one"),
@@ -892,11 +900,11 @@ def test_resolve_as_json_has_the_record_before_and_after(shelf: Shelf) -> None:
         (["--done", "--reason", "x", "--keep", "soon"], "keep='soon'"),
     ],
 )
-def test_wrong_usage_of_resolve_is_one_line_and_changes_nothing(shelf: Shelf, words: list[str], hint: str) -> None:
+def test_wrong_usage_of_resolve_is_one_line_and_changes_nothing(shelf: Shelf, arguments: list[str], hint: str) -> None:
     address = shelf.hold("pay_1")
     before = shelf.found(address)
 
-    assert hint in refused(shelf.run("resolve", "pay_1", "--yes", *words), 2)
+    assert hint in refused(shelf.run("resolve", "pay_1", "--yes", *arguments), 2)
 
     after = shelf.found(address)
     assert (after.token, after.revision, after.state) == (before.token, before.revision, State.HELD)
@@ -907,8 +915,8 @@ def test_nobody_is_asked_about_what_cannot_be_done(
     shelf: Shelf, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf.put("pay_1", State.RUNNING, lease=100.0)
-    monkeypatch.setattr(settle, "check_terminal", lambda: None)
-    monkeypatch.setattr(settle, "agreed", pytest.fail)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "agreed", pytest.fail)
 
     assert "Its lease ends in" in refused(shelf.run(*command, "pay_1"), 1)
 
@@ -973,18 +981,18 @@ def test_what_changes_while_a_person_thinks_is_not_touched(
     address = shelf.hold("pay_1")
 
     def meanwhile(question: str) -> bool:
-        """Somebody else resolves it, it runs again, and is on hold again: not the run that was asked about."""
-        shelf.guard.resolve("charge", "pay_1", done("x"), by="another", reason="x")
+        """Somebody else resolves it, it runs again, and is held again: not the run that was asked about."""
+        shelf.guard.resolve("charge", "pay_1", Done("x"), by="another", reason="x")
         shelf.guard.forget("charge", "pay_1")
         shelf.hold("pay_1")
         return True
 
-    monkeypatch.setattr(settle, "check_terminal", lambda: None)
-    monkeypatch.setattr(settle, "agreed", meanwhile)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "agreed", meanwhile)
     said = shelf.run(*command, "pay_1")
 
     assert said.exit_code == 1
-    assert "has changed meanwhile" in said.stderr.splitlines()[-1]
+    assert "has changed in the meantime" in said.stderr.splitlines()[-1]
     assert shelf.found(address).state is State.HELD
 
 
@@ -996,8 +1004,8 @@ def test_a_slow_owner_that_still_renews_its_lease_does_not_stop_a_person(
     def meanwhile(question: str) -> bool:
         return shelf.store.extend(Claim(address, shelf.found(address).token, lease=9.0))
 
-    monkeypatch.setattr(settle, "check_terminal", lambda: None)
-    monkeypatch.setattr(settle, "agreed", meanwhile)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "agreed", meanwhile)
 
     assert shelf.run("resolve", "pay_1", "--done", "--reason", "x").exit_code == 0
     assert shelf.found(address).state is State.DONE
@@ -1033,7 +1041,7 @@ def test_forget_as_json_has_what_was_forgotten(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "arguments"),
     [
         (0.0, "0s"),
         (-3.0, "0s"),
@@ -1047,8 +1055,8 @@ def test_forget_as_json_has_what_was_forgotten(shelf: Shelf) -> None:
         (math.inf, "forever"),
     ],
 )
-def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert _shared.about(seconds) == words
+def test_durations_are_said_as_people_say_them(seconds: float, arguments: str) -> None:
+    assert _shared.about(seconds) == arguments
 
 
 # --- as a process: pipes, signals and terminals
@@ -1057,10 +1065,12 @@ MAIN = "from onefold.cli import main; main()"
 
 
 @contextlib.contextmanager
-def process(shelf: Shelf, *words: str, stdout: int = subprocess.PIPE, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    shelf: Shelf, *arguments: str, stdout: int = subprocess.PIPE, **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A command that is under way; one that does not end by itself is ended."""
     with subprocess.Popen(
-        _command(*words),
+        _command(*arguments),
         env=_environment(shelf) | env,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
@@ -1072,8 +1082,8 @@ def process(shelf: Shelf, *words: str, stdout: int = subprocess.PIPE, **env: str
             running.kill()
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-c", MAIN, *words]
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", MAIN, *arguments]
 
 
 def _environment(shelf: Shelf) -> dict[str, str]:
@@ -1091,11 +1101,11 @@ SILENCE = 2.0
 AT_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 
 
-def on_a_terminal(shelf: Shelf, *words: str, answer: bytes = b"", **env: str) -> tuple[str, int]:
+def on_a_terminal(shelf: Shelf, *arguments: str, answer: bytes = b"", **env: str) -> tuple[str, int]:
     """What a person sees, and the exit status; the answer is typed when the question comes."""
     person, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", f"{AT_TERMINAL}{MAIN}", *words],
+        [sys.executable, "-c", f"{AT_TERMINAL}{MAIN}", *arguments],
         env=_environment(shelf) | {"TERM": "xterm", "COLUMNS": "80"} | env,
         stdin=terminal,
         stdout=terminal,
@@ -1248,7 +1258,7 @@ def test_forget_says_what_it_means_and_takes_nothing_but_yes(
     shelf: Shelf, answer: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = shelf.put("pay_1", remark="why")
-    monkeypatch.setattr(settle, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
 
     said = shelf.run("forget", "pay_1", typed=answer)
 
@@ -1260,7 +1270,7 @@ def test_forget_says_what_it_means_and_takes_nothing_but_yes(
 
 def test_the_question_does_not_get_into_the_json(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf.hold("pay_1")
-    monkeypatch.setattr(settle, "check_terminal", lambda: None)
+    monkeypatch.setattr(asking, "check_terminal", lambda: None)
 
     said = shelf.run("resolve", "pay_1", "--done", "--reason", "x", "--format", "json", typed="y\n")
 
@@ -1272,12 +1282,12 @@ def test_a_held_delivery_stays_refused_until_it_is_resolved(shelf: Shelf) -> Non
     """The whole way: a timeout, the hold, the list, the resolution, the replay."""
     with contextlib.suppress(TimeoutError):
         shelf.guard.run("charge", "pay_1", _reserve_and_time_out)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         shelf.guard.run("charge", "pay_1", pytest.fail)
 
     (fact,) = shelf.json("held")
-    words = shlex.split(fact["resolve"])[1:]
-    assert shelf.run(*words, "--done", "--value", '"paid"', "--reason", "seen", "--yes").exit_code == 0
+    arguments = shlex.split(fact["resolve"])[1:]
+    assert shelf.run(*arguments, "--done", "--value", '"paid"', "--reason", "seen", "--yes").exit_code == 0
 
     assert shelf.guard.run("charge", "pay_1", pytest.fail).value == "paid"
     assert shelf.json("held") == []

@@ -18,8 +18,9 @@ from tests.wallet import tables
 OURS = {"onefold_records", "onefold_schema"}
 
 
-def onefold(*words: str) -> Result:
-    return CliRunner().invoke(app, ["schema", *words])
+def onefold(store: str | None = None, *arguments: str) -> Result:
+    named = [] if store is None else ["--store", store]
+    return CliRunner().invoke(app, ["schema", *named, *arguments])
 
 
 def test_what_it_prints_makes_tables_that_a_guard_can_use(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_apply_makes_the_tables_and_doing_it_again_changes_nothing(tmp_path: Pat
 def test_without_the_tables_the_error_names_the_command(tmp_path: Path) -> None:
     with (
         Guard(f"sqlite:///{tmp_path}/records.db?auto_schema=no") as guard,
-        pytest.raises(StoreUnavailable, match="`onefold schema`"),
+        pytest.raises(StoreUnavailable, match="`onefold schema --store URL --apply`"),
     ):
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
@@ -68,11 +69,11 @@ def test_a_store_without_tables_says_so() -> None:
     assert "needs no tables" in printed.stderr
 
 
-@pytest.mark.parametrize(("words", "says"), [((), "which store?"), (("sqlit:///x.db",), "did you mean 'sqlite'?")])
-def test_a_wrong_url_gets_one_line(words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("arguments", "says"), [((), "which store?"), (("sqlit:///x.db",), "did you mean 'sqlite'?")])
+def test_a_wrong_url_gets_one_line(arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEFOLD_STORE", raising=False)
 
-    refused = onefold(*words)
+    refused = onefold(*arguments)
 
     assert refused.exit_code == 2
     assert says in refused.stderr

@@ -48,7 +48,7 @@ def test_stats_counts_by_operation_and_state(shelf: Shelf) -> None:
     charge, mail = shelf.rows("stats")
 
     assert charge == {
-        "store": "-",
+        "name": "-",
         "operation": "charge",
         "records": "4",
         "running": "0",
@@ -61,7 +61,7 @@ def test_stats_counts_by_operation_and_state(shelf: Shelf) -> None:
         "newest": "5m",
     }
     assert (mail["records"], mail["running"], mail["open"], mail["abandoned"]) == ("3", "2", "1", "1")
-    assert "7 records, 1 of them on hold (onefold held)" in shelf.run("stats").stderr
+    assert "7 records, 1 of them held (onefold held)" in shelf.run("stats").stderr
 
 
 def test_stats_as_json_is_one_document(shelf: Shelf) -> None:
@@ -71,7 +71,7 @@ def test_stats_as_json_is_one_document(shelf: Shelf) -> None:
 
     (operation,) = fact.pop("operations")
     assert fact.pop("bytes") > 0
-    assert fact == {"store": None, "place": shelf.url, "records": 1, "expired": 0, "expired_for": None}
+    assert fact == {"name": None, "store": shelf.url, "records": 1, "expired": 0, "expired_for": None}
     assert 300.0 <= operation.pop("oldest") == operation.pop("newest") < 300.0 + PATIENCE
     assert operation == {
         "operation": "charge",
@@ -117,7 +117,7 @@ def test_stats_goes_through_every_store_of_a_file(shelf: Shelf, tmp_path: Path) 
     file = tmp_path / "onefold.yaml"
     file.write_text(f"stores:\n  money: {{url: '{shelf.url}'}}\n  again: {{url: '{shelf.url}'}}\nguards: {{}}\n")
 
-    said = CliRunner().invoke(app, ["stats", str(file)])
+    said = CliRunner().invoke(app, ["stats", "--store", str(file)])
 
     assert [line.split("\t")[:3] for line in said.stdout.splitlines()[1:]] == [
         ["money", "charge", "1"],
@@ -149,11 +149,11 @@ def test_stats_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
         for number in range(150):
             guard.run("charge", number, lambda: "paid")
 
-    (fact,) = json.loads(CliRunner().invoke(app, ["stats", url, "--format", "json"]).stdout)
+    (fact,) = json.loads(CliRunner().invoke(app, ["stats", "--store", url, "--format", "json"]).stdout)
 
     assert (fact["records"], fact["operations"][0]["done"]) == (150, 150)
     assert (fact["bytes"] is None) is (kind == "redis")
-    assert "@" not in fact["place"]
+    assert "@" not in fact["store"]
 
 
 @pytest.mark.parametrize("command", ["stats", "top"])
@@ -170,9 +170,9 @@ def test_stats_works_on_every_store(kind: str, request: pytest.FixtureRequest) -
 def test_a_store_that_cannot_be_looked_at_is_one_line(
     command: str, url: str, status: int, says: str, tmp_path: Path, closed_port: int
 ) -> None:
-    place = url.format(tmp_path, port=closed_port)
+    named = url.format(tmp_path, port=closed_port)
 
-    line = refused(CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, [command, place]), status)
+    line = refused(CliRunner(env={"ONEFOLD_STORE": None}).invoke(app, [command, "--store", named]), status)
 
     assert says in line
     assert "geheim" not in line
@@ -180,33 +180,46 @@ def test_a_store_that_cannot_be_looked_at_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "says"),
     [
-        (["stats", "nowhere.yaml"], "there is no such file"),
-        (["top", "sqlite:///x.db", "--interval", "soon"], "not a duration"),
-        (["top", "sqlite:///x.db", "--interval", "0s"], "--interval"),
-        (["top", "sqlite:///x.db", "--interval", "forever"], "--interval"),
+        (["stats", "--store", "nowhere.yaml"], "there is no such file"),
+        (["top", "--store", "sqlite:///x.db", "--interval", "soon"], "not a duration"),
+        (["top", "--store", "sqlite:///x.db", "--interval", "0s"], "--interval"),
+        (["top", "--store", "sqlite:///x.db", "--interval", "forever"], "--interval"),
     ],
 )
-def test_what_cannot_be_used_is_wrong_usage(words: list[str], says: str) -> None:
-    assert says in refused(CliRunner().invoke(app, words), 2)
+def test_what_cannot_be_used_is_wrong_usage(arguments: list[str], says: str) -> None:
+    assert says in refused(CliRunner().invoke(app, arguments), 2)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
-        ["top", "sqlite:///x.db", "--interval"],
-        ["purge", "sqlite:///x.db", "--every"],
-        ["doctor", "sqlite:///x.db", "--timeout"],
-        ["import", "sqlite:///x.db", "--table", "t", "--key", "k", "--operation", "o", "--into", "memory:", "--keep"],
+        ["top", "--store", "sqlite:///x.db", "--interval"],
+        ["purge", "--store", "sqlite:///x.db", "--every"],
+        ["doctor", "--store", "sqlite:///x.db", "--timeout"],
+        [
+            "import",
+            "--from",
+            "sqlite:///x.db",
+            "--table",
+            "t",
+            "--key",
+            "k",
+            "--operation",
+            "o",
+            "--to",
+            "memory:",
+            "--keep",
+        ],
     ],
-    ids=lambda words: words[0],
+    ids=lambda arguments: arguments[0],
 )
 @pytest.mark.parametrize("given", ["soon", "30", "-3s", "nans"])
-def test_what_is_no_duration_is_told_in_the_words_of_a_shell(words: list[str], given: str) -> None:
-    line = refused(CliRunner().invoke(app, [*words[:-1], f"{words[-1]}={given}"]), 2)
+def test_what_is_no_duration_is_told_in_the_words_of_a_shell(arguments: list[str], given: str) -> None:
+    line = refused(CliRunner().invoke(app, [*arguments[:-1], f"{arguments[-1]}={given}"]), 2)
 
-    assert f"{words[-1]} '{given}' is not a duration: zero or more of a unit" in line
+    assert f"{arguments[-1]} '{given}' is not a duration: write a number with a unit" in line
     assert "timedelta" not in line
 
 
@@ -220,7 +233,7 @@ def running(store: Any, key: str, **fields: Any) -> Claim:
     return claim
 
 
-def test_top_says_what_runs_and_what_is_on_hold(shelf: Shelf) -> None:
+def test_top_says_what_runs_and_what_is_held(shelf: Shelf) -> None:
     # A minute short of the next word, so that a slow command says the same.
     running(shelf.store, "a", lease=239.0, age=10.0), running(shelf.store, "b", lease=400.0, age=361.0)
     running(shelf.store, "c", lease=0.0)
@@ -274,12 +287,12 @@ def test_top_takes_a_file_with_one_store_and_says_what_it_has_where_there_are_mo
     file = tmp_path / "onefold.yaml"
     file.write_text(f"stores: {{money: {{url: '{shelf.url}'}}}}\nguards: {{}}\n")
 
-    said = CliRunner().invoke(app, ["top", str(file), "--once"])
+    said = CliRunner().invoke(app, ["top", "--store", str(file), "--once"])
     file.write_text(f"stores: {{money: {{url: '{shelf.url}'}}, mail: {{url: 'memory:'}}}}\nguards: {{}}\n")
-    line = refused(CliRunner().invoke(app, ["top", str(file), "--once"]), 2)
+    line = refused(CliRunner().invoke(app, ["top", "--store", str(file), "--once"]), 2)
 
     assert said.stdout.splitlines()[1].split("\t")[:2] == ["charge", "1"]
-    assert "onefold.yaml declares money, mail, and top looks at one store: pass its URL" in line
+    assert "onefold.yaml declares money, mail. Say which one, by its URL" in line
 
 
 def test_one_record_is_said_in_the_singular(shelf: Shelf) -> None:
@@ -293,7 +306,7 @@ def test_nothing_to_see_is_said(shelf: Shelf) -> None:
 
     assert (said.stdout, said.stderr, said.exit_code) == (
         "",
-        "onefold: nothing is running, and nothing is on hold\n",
+        "onefold: nothing is running, and nothing is held\n",
         0,
     )
 
@@ -340,7 +353,7 @@ def test_a_look_is_bounded_and_says_so(shelf: Shelf, monkeypatch: pytest.MonkeyP
     said = shelf.run("top", "--once")
 
     assert said.stdout.splitlines()[1].split("\t")[1] == "3"
-    assert "there are more than 3 of a kind" in said.stderr
+    assert "only the first 3 of each kind are counted" in said.stderr
 
 
 def test_it_rests_for_as_long_as_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +405,7 @@ def test_a_terminal_gets_a_live_view_and_leaves_it_with_ctrl_c(shelf: Shelf) -> 
     running(shelf.store, "a", operation="[red]charge[/]")
     person, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", MAIN, "top", shelf.url, "--interval", NEXT_TO_NOTHING],
+        [sys.executable, "-c", MAIN, "top", "--store", shelf.url, "--interval", NEXT_TO_NOTHING],
         env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
         stdin=terminal,
         stdout=terminal,
@@ -401,7 +414,7 @@ def test_a_terminal_gets_a_live_view_and_leaves_it_with_ctrl_c(shelf: Shelf) -> 
         os.close(terminal)
         seen = b""
         try:
-            while seen.count(b"Ctrl-C ends") < 3:
+            while seen.count(b"Ctrl-C to quit") < 3:
                 seen += os.read(person, 65_536)
             started.send_signal(signal.SIGINT)
             while more := _read(person):
@@ -427,10 +440,10 @@ def test_top_works_on_every_store(kind: str, request: pytest.FixtureRequest) -> 
     url = str(request.getfixturevalue(f"{kind}_url"))
     with Guard(url) as guard:
         schema.apply(url)
-        empty = CliRunner().invoke(app, ["top", url, "--once", "--format", "json"])
+        empty = CliRunner().invoke(app, ["top", "--store", url, "--once", "--format", "json"])
         running(guard.store, "a")
         guard.run("charge", "b", lambda: "paid")
-        seen = CliRunner().invoke(app, ["top", url, "--once", "--format", "json"])
+        seen = CliRunner().invoke(app, ["top", "--store", url, "--once", "--format", "json"])
 
     assert json.loads(empty.stdout)["operations"] == []
     (operation,) = json.loads(seen.stdout)["operations"]
@@ -453,4 +466,6 @@ def test_a_store_that_shows_what_has_expired_is_counted_right(
 
     scheme("late", lambda url: Late())
 
-    assert json.loads(CliRunner().invoke(app, ["stats", "late:", "--format", "json"]).stdout)[0]["records"] == 0
+    assert (
+        json.loads(CliRunner().invoke(app, ["stats", "--store", "late:", "--format", "json"]).stdout)[0]["records"] == 0
+    )

@@ -33,24 +33,26 @@ CLICK: Any = get_command(app)
 # Every way to use a command without writing: {url} is the store without tables, {full} one with a record,
 # {shop} a database with a table of somebody's own.
 WHY = ("--reason", "found on the statement", "--yes")
+AT = ["--store", "{url}"]
+ROWS = ("--table", "orders", "--key", "id", "--operation", "buy")
 LINES: dict[str, list[list[str]]] = {
-    "ls": [["--store", "{url}"], ["--all", "--store", "{url}"]],
-    "show": [["pay_1", "--store", "{url}"]],
-    "held": [["--store", "{url}"]],
-    "resolve": [["pay_1", "--done", *WHY, "--store", "{url}"], ["pay_1", "--rerun", *WHY, "--store", "{url}"]],
-    "forget": [["pay_1", "--yes", "--store", "{url}"]],
-    "erase": [["{url}", "--scope", "acme", "--dry-run"], ["{url}", "--scope", "acme", "--yes"]],
-    "stats": [["{url}"]],
-    "top": [["{url}", "--once"]],
-    "copy": [["{url}", "{new}", "--dry-run"], ["{url}", "{new}"]],
-    "purge": [["{url}"]],
+    "ls": [AT, ["--all", *AT]],
+    "show": [["pay_1", *AT]],
+    "held": [AT],
+    "resolve": [["pay_1", "--done", *WHY, *AT], ["--operation", "charge", "--rerun", *WHY, "--dry-run", *AT]],
+    "forget": [["pay_1", "--yes", *AT]],
+    "erase": [[*AT, "--scope", "acme", "--dry-run"], [*AT, "--scope", "acme", "--yes"]],
+    "stats": [AT],
+    "top": [[*AT, "--once"]],
+    "copy": [["--from", "{url}", "--to", "{new}", "--dry-run"], ["--from", "{url}", "--to", "{new}"]],
+    "purge": [AT],
 }
 # These find no tables where they would write, which is no mistake: they say so, and count.
 COUNTS: dict[str, list[list[str]]] = {
-    "copy": [["{full}", "{url}", "--dry-run"]],
-    "import": [["{shop}", "--table", "orders", "--key", "id", "--operation", "buy", "--into", "{url}", "--dry-run"]],
-    "doctor": [["{url}"]],
-    "schema": [["{url}"]],
+    "copy": [["--from", "{full}", "--to", "{url}", "--dry-run"]],
+    "import": [["--from", "{shop}", *ROWS, "--to", "{url}", "--dry-run"]],
+    "doctor": [AT],
+    "schema": [AT],
 }
 # It creates its tables, as its help says, and has nothing to try out without them.
 WRITES = {"demo"}
@@ -91,11 +93,11 @@ def postgres_of_another(url: str) -> Wrong:
 
 def mysql_of_another(url: str) -> Wrong:
     parts = urlsplit(url)
-    place: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
-    place |= {"password": parts.password or "", "database": parts.path[1:]}
+    options: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
+    options |= {"password": parts.password or "", "database": parts.path[1:]}
 
     def asked(statement: str) -> object:
-        with closing(pymysql.connect(**place)) as connection, connection.cursor() as cursor:
+        with closing(pymysql.connect(**options)) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return cursor.fetchall()
 
@@ -147,7 +149,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def words(wrong: Wrong, others: dict[str, str], tmp_path: Path) -> Callable[[list[str]], list[str]]:
+def arguments(wrong: Wrong, others: dict[str, str], tmp_path: Path) -> Callable[[list[str]], list[str]]:
     """Fill the places of a line."""
     known = others | {"url": wrong.url, "new": f"sqlite:///{tmp_path}/new.db"}
     return lambda line: [word.format(**known) for word in line]
@@ -183,7 +185,7 @@ def test_every_dry_run_is_tried_without_tables() -> None:
 # The refusal comes before anything is printed: one form is enough for every day.
 @pytest.mark.parametrize("form", ["json", pytest.param("table", marks=pytest.mark.more)])
 def test_what_needs_tables_says_in_one_line_that_there_are_none_and_creates_none(
-    wrong: Wrong, words: Callable[[list[str]], list[str]], form: str, tmp_path: Path
+    wrong: Wrong, arguments: Callable[[list[str]], list[str]], form: str, tmp_path: Path
 ) -> None:
     before = wrong.look()
     for name, line in every(LINES):
@@ -191,7 +193,7 @@ def test_what_needs_tables_says_in_one_line_that_there_are_none_and_creates_none
             # DynamoDB removes records by itself: the store is not even opened.
             continue
 
-        said = run(name, *words(line), "--format", form)
+        said = run(name, *arguments(line), "--format", form)
 
         assert said.exit_code == 1, (name, said.output)
         assert said.stdout == "", name
@@ -202,11 +204,11 @@ def test_what_needs_tables_says_in_one_line_that_there_are_none_and_creates_none
 
 
 def test_what_would_create_tables_creates_none_before_it_is_told_to(
-    wrong: Wrong, words: Callable[[list[str]], list[str]]
+    wrong: Wrong, arguments: Callable[[list[str]], list[str]]
 ) -> None:
     before = wrong.look()
     for name, line in every(COUNTS):
-        said = run(name, *words(line))
+        said = run(name, *arguments(line))
 
         assert said.exit_code == (2 if name == "doctor" and "typo.db" in wrong.url else 0), (name, said.output)
         assert name in ("doctor", "schema") or NO_TABLES in said.stderr
@@ -237,19 +239,19 @@ def test_of_several_stores_those_with_tables_are_counted_and_the_others_named(
         "guards: {one: {store: typo}, two: {store: full}}\n"
     )
 
-    said = run("stats", str(file), "--format", "json")
+    said = run("stats", "--store", str(file), "--format", "json")
 
     typo, full = json.loads(said.stdout)
     assert said.exit_code == 1
     assert NO_TABLES in typo["error"]
     assert NO_TABLES in said.stderr
-    assert (full["store"], full["records"]) == ("full", 1)
+    assert (full["name"], full["records"]) == ("full", 1)
 
 
 def test_a_file_that_is_no_database_is_told_before_anything_is_created(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("hello, this is no database")
 
-    said = run("copy", f"sqlite:///{tmp_path}/notes.db", f"sqlite:///{tmp_path}/new.db")
+    said = run("copy", "--from", f"sqlite:///{tmp_path}/notes.db", "--to", f"sqlite:///{tmp_path}/new.db")
 
     assert said.exit_code == 1
     assert "is not an SQLite database" in said.stderr

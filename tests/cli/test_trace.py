@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from onefold.cli.app import app
-from onefold.trace import digest, report, shelf
+from onefold.trace import digest, line_database, report
 from onefold.trace.lines import Line
 from tests.support import PATIENCE
 
@@ -50,8 +50,8 @@ def log(folder: Path, lines: list[str], name: str = "hops.jsonl") -> str:
     return name
 
 
-def trace(*words: str, **options: Any) -> Result:
-    return CliRunner().invoke(app, ["trace", *words], **options)
+def trace(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, ["trace", *arguments], **options)
 
 
 def test_a_clean_log_ends_with_0(here: Path) -> None:
@@ -149,7 +149,7 @@ def test_broken_lines_are_told_with_the_first_of_them_and_the_rest_is_examined(h
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "told"),
     [
         (["missing.jsonl"], "missing.jsonl: No such file or directory"),
         (["."], ".: Is a directory"),
@@ -166,14 +166,14 @@ def test_broken_lines_are_told_with_the_first_of_them_and_the_rest_is_examined(h
         (["hops.jsonl", "missing.jsonl"], "missing.jsonl: No such file or directory"),
     ],
 )
-def test_what_cannot_be_examined_is_one_line_and_ends_with_2(here: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_examined_is_one_line_and_ends_with_2(here: Path, arguments: list[str], told: str) -> None:
     log(here, CLEAN)
     log(here, [], "empty.jsonl")
     log(here, ["no JSON at all"], "broken.jsonl")
     (here / "no.gz").write_bytes(b"plain text\n")
     (here / "cut.gz").write_bytes(gzip.compress(f"{CLEAN[0]}\n".encode())[:-12])
 
-    said = trace(*words)
+    said = trace(*arguments)
 
     assert said.exit_code == 2
     assert said.stdout == ""
@@ -193,7 +193,7 @@ def test_ids_in_the_place_of_hops_are_refused(here: Path, monkeypatch: pytest.Mo
 def test_an_id_that_is_shared_by_everything_is_told_and_takes_no_memory(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "SEEN_MAX", 10)
+    monkeypatch.setattr(line_database, "SEEN_MAX", 10)
 
     said = trace(log(here, [line("app", f"k{number}", number, delivery="0") for number in range(50)]))
 
@@ -315,7 +315,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_hide_the_report(here: Path, mon
 
 
 def test_where_the_disk_is_full_the_folder_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "_SETTINGS", (*shelf._SETTINGS, "max_page_count = 8"))
+    monkeypatch.setattr(line_database, "_SETTINGS", (*line_database._SETTINGS, "max_page_count = 8"))
 
     said = trace(log(here, [line("app", f"key-{number}", 0) for number in range(5_000)]))
 
@@ -328,7 +328,7 @@ def test_where_the_disk_is_full_the_folder_is_named(here: Path, monkeypatch: pyt
 def test_a_process_that_is_killed_leaves_nothing_large_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    with shelf.Shelf() as lines:
+    with line_database.LineDatabase() as lines:
         lines.add([Line("app", digest("a"), NOON)])
 
         assert [file for file in tmp_path.rglob("*") if file.is_file()] == []

@@ -126,29 +126,33 @@ def test_toml_is_found_in_tables_of_every_form(tmp_path: Path) -> None:
         ("keep: [7d]", "6| guards.g.keep: a list is not a duration"),
         ("keep: true", "6| guards.g.keep: true is not a duration"),
         ("keep: -7d", "6| guards.g.keep: '-7d' is not a duration"),
-        ("keep: 0s", "6| guards.g: keep=0.0 is zero"),
+        ("keep: 0s", "6| guards.g: keep=0.0 has to be more than zero"),
         ("keep:", "6| guards.g.keep: nothing is not a duration"),
         ("keep: ${SECRET}", "6| guards.g.keep: '${SECRET}' is not a duration"),
         ("lease: forever", "6| guards.g: lease="),
-        ("money: yes", "6| guards.g.money: true or false is wanted, not 'yes'"),
+        ("money: yes", "6| guards.g.money: expected true or false, not 'yes'"),
         ("mode: transaktional", "did you mean 'transactional'?"),
         ("mode: ${SECRET}", "6| guards.g.mode: '${SECRET}' is not one of"),
         ("after_crash: hodl", "did you mean 'hold'?"),
         ("store_down: 7", "6| guards.g.store_down: 7 is not one of refuse, run"),
-        ("attempts_max: 0", "6| guards.g: attempts_max=0"),
-        ("attempts_max: '5'", "6| guards.g.attempts_max: a whole number is wanted, not '5'"),
+        ("max_attempts: 0", "6| guards.g: max_attempts=0"),
+        ("max_attempts: '5'", "6| guards.g.max_attempts: expected a whole number, not '5'"),
         ("key: heder:x", "did you mean 'header'?"),
         ("key: 'header:'", "6| guards.g.key: 'header:' names nothing"),
-        ("replays: 7d", "6| guards.g.replays: names with durations are wanted, such as {dead_letter: 7d}, not '7d'"),
+        ("replays: 7d", "6| guards.g.replays: expected names with durations, such as {dead_letter: 7d}, not '7d'"),
         ("replays: {dead_letter: x}", "6| guards.g.replays: 'x' is not a duration"),
         ("operations: []", "6| guards.g.operations: the list is empty"),
-        ("operations: charge", "6| guards.g.operations: a list is wanted, not 'charge'"),
-        (f"operation: {'x' * 129}", "6| guards.g.operation: an operation has at most 128 bytes"),
+        ("operations: charge", "6| guards.g.operations: expected a list, not 'charge'"),
+        (f"operation: {'x' * 129}", "has 129 bytes of UTF-8, and the limit is 128"),
+        (r'operation: "a\0b"', r"6| guards.g.operation: 'a\x00b' holds a NUL character"),
+        (r'operations: ["a\0b"]', r"6| guards.g.operations: 'a\x00b' holds a NUL character"),
+        (r'scope: "a\0b"', r"6| guards.g.scope: 'a\x00b' holds a NUL character"),
+        (f"scope: {'x' * 256}", "has 256 bytes of UTF-8, and the limit is 255"),
         ("{operation: a, operations: [b]}", "broken YAML"),
-        ("remember: [ValueError]", "6| guards.g.remember: 'ValueError' names nothing in Python"),
+        ("final_errors: [ValueError]", "6| guards.g.final_errors: 'ValueError' names nothing in Python"),
         ("scope: '${'", "6| guards.g.scope: '${' begins a variable"),
         ("scope: ${NOT_THERE}", "6| guards.g.scope: the environment variable NOT_THERE is not set"),
-        ("store: b", "6| 'store' is here twice, first in line 5"),
+        ("store: b", "6| 'store' appears twice, first in line 5"),
     ],
 )
 def test_a_wrong_field_gets_one_line_with_its_place(tmp_path: Path, fields: str, says: str) -> None:
@@ -171,10 +175,10 @@ guards:
     said = problems(tmp_path, text)
 
     assert said == [
-        "3| 'url' is here twice, first in line 3",
-        "5| 'keep' is here twice, first in line 5",
-        "7| guards.three.store: there is no store 'mony': known are a",
-        "8| 'two' is here twice, first in line 6",
+        "3| 'url' appears twice, first in line 3",
+        "5| 'keep' appears twice, first in line 5",
+        "7| guards.three.store: there is no store 'mony'. Known: a",
+        "8| 'two' appears twice, first in line 6",
     ]
 
 
@@ -198,27 +202,27 @@ def test_what_does_not_go_together_is_said_at_the_guard(tmp_path: Path) -> None:
     [
         ("", "1| the file is empty"),
         ("# nothing\n", "1| the file is empty"),
-        ("- a\n", "1| a table of fields (stores, guards…) is wanted, not a list"),
+        ("- a\n", "1| expected a table of fields (stores, guards…), not a list"),
         ("stores: {}\n", "1| 'guards' is missing"),
         ("stores: {}\nguard: {}\nguards: {}\n", "2| 'guard' is not a field: did you mean 'guards'?"),
-        ("stores: 7\nguards: {}\n", "1| stores: a table of names is wanted, not 7"),
-        ("stores:\n  a:\nguards: {}\n", "2| stores.a: a table of fields (url, evicts…) is wanted, not nothing"),
+        ("stores: 7\nguards: {}\n", "1| stores: expected a table of names, not 7"),
+        ("stores:\n  a:\nguards: {}\n", "2| stores.a: expected a table of fields (url, evicts…), not nothing"),
         ("stores:\n  a: {evicts: true}\nguards: {}\n", "2| stores.a: 'url' is missing"),
         ("stores: {a: {url: 'memory:'}}\nguards: {g: {keep: 7d}}\n", "2| guards.g: 'store' is missing"),
         ("stores: {a: {url: 'memory:'}}\nguards: {g: {store: b}}\n", "2| guards.g.store: there is no store 'b'"),
         ("stores: {money: {url: 'memory:'}}\nguards: {g: {store: mony}}\n", "did you mean 'money'?"),
         ("stores: {a: {url: 'redi://x'}}\nguards: {}\n", "1| stores.a.url: no store is known for 'redi': did you mean"),
-        ("stores: {a: {url: '${SECRET}://x'}}\nguards: {}\n", "no store is known for what the variable holds"),
+        ("stores: {a: {url: '${SECRET}://x'}}\nguards: {}\n", "no store is known for the variable's value"),
         ("stores: {a: {url: 'onefold.db'}}\nguards: {}\n", "1| stores.a.url: this is not a URL of a store"),
         ("stores: {a: {url: '${NOT_THERE}'}}\nguards: {}\n", "the environment variable NOT_THERE is not set"),
-        ("stores: {}\nguards: {}\nstores: {}\n", "3| 'stores' is here twice, first in line 1"),
+        ("stores: {}\nguards: {}\nstores: {}\n", "3| 'stores' appears twice, first in line 1"),
         ("stores: [\nguards: {}\n", "(begun in line 1)"),
         ("stores:\n\tguards: {}\n", "2| broken YAML"),
         ("a: *nothing\n", "1| broken YAML: found undefined alias"),
         ("a: 1\n---\nb: 2\n", "2| broken YAML: expected a single document"),
         ("stores: !!python/object/apply:os.system [ls]\n", "1| the tag"),
         ("? [a]\n: b\n", "1| a key has to be a word"),
-        ("a: \x00\n", "1| broken YAML: it has no place for the character U+0000"),
+        ("a: \x00\n", "1| broken YAML: it must not contain the character U+0000"),
     ],
 )
 def test_a_wrong_file_gets_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
@@ -233,17 +237,47 @@ def test_a_wrong_file_gets_one_line_with_its_place(tmp_path: Path, text: str, sa
         ("", "1| the file is empty"),
         ("a = \n", "1| broken TOML: Invalid value"),
         ("[stores]\n[stores]\n", "2| broken TOML"),
-        ("stores = 7\nguards = {}\n", "1| stores: a table of names is wanted, not 7"),
+        ("stores = 7\nguards = {}\n", "1| stores: expected a table of names, not 7"),
         ("stores = {}\nguards = {}\nguard = 1\n", "3| 'guard' is not a field: did you mean 'guards'?"),
         (f"a = '{'x' * 3000}'", "1| a line has at most 2,000 characters"),
-        (f"a = {'[' * 900}\n{'[' * 900}\n", "nested more than 20 deep"),
-        ("[stores.a]\nurl = 1979-05-27\n[guards]\n", "2| stores.a.url: text is wanted, not datetime.date"),
+        (f"a = {'[' * 900}\n{'[' * 900}\n", "1| nested more than 20 deep"),
+        (f"a = 1 # [{{\nb = [{'{a = [' * 20}\n", "2| nested more than 20 deep"),
+        ("[stores.a]\nurl = 1979-05-27\n[guards]\n", "2| stores.a.url: expected text, not datetime.date"),
     ],
 )
 def test_a_wrong_toml_gets_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     (said,) = problems(tmp_path, text, "onefold.toml")
 
     assert says in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("onefold.toml", f"a = 1\nb = {'[' * 900}\n{'[' * 900}\n"),
+        ("onefold.toml", f"a = 1\nb = {'[' * 25}{']' * 25}\n"),
+        ("onefold.yaml", f"a: 1\nb: {'[' * 1_800}\n"),
+        ("onefold.yaml", f"a: 1\nb: {'[' * 25}{']' * 25}\n"),
+    ],
+)
+def test_the_depth_is_bounded_by_us_and_not_by_the_interpreter(tmp_path: Path, name: str, text: str) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # as some libraries do when they are imported
+    try:
+        (said,) = problems(tmp_path, text, name)
+    finally:
+        sys.setrecursionlimit(limit)
+
+    assert said.startswith("2| nested more than 20 deep")
+
+
+def test_brackets_in_the_strings_and_comments_of_a_toml_nest_nothing(tmp_path: Path) -> None:
+    many = "[{" * 30
+    strings = [f"'{many}'", f"'''\n{many}'\n'''", f'"\\"{many}"', f'"""\n{many}\\""""""']
+
+    said = problems(tmp_path, f"a = [{', '.join(strings)}] # {many}\n", "onefold.toml")
+
+    assert said == problems(tmp_path, "a = 1\n", "onefold.toml")
 
 
 def test_every_mistake_is_said_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import onefold
-from onefold import TX, AsyncGuard, Event, Guard, Policy, UsageError, not_done
+from onefold import TX, AsyncGuard, Event, Guard, NotDone, Policy, UsageError
 from onefold.codecs import MsgspecCodec
 from onefold.config import Unusable
 from onefold.queues.keys import Message
@@ -29,12 +29,13 @@ ALL_FIELDS = {
     "wait": "2s",
     "after_crash": "rerun",
     "rerun_within": "20h",
-    "attempts_max": 3,
-    "unknown": ["httpx.TransportError", "builtins.TimeoutError"],
-    "remember": ["builtins:PermissionError"],
+    "max_attempts": 3,
+    "ambiguous_errors": ["httpx.TransportError", "builtins.TimeoutError"],
+    "final_errors": ["builtins:PermissionError"],
     "store_down": "run",
-    "result_bytes_max": 1000,
+    "max_result_bytes": 1000,
     "keep_result": False,
+    "keep_error_text": True,
     "cancel_when_lost": True,
     "mode": "claim",
 }
@@ -42,7 +43,7 @@ ALL_FIELDS = {
 
 def ask_the_gateway(running: Any) -> Any:
     """A probe, for the file to name."""
-    return not_done()
+    return NotDone()
 
 
 NO_FUNCTION = 7
@@ -63,8 +64,8 @@ guards:
   probed: {{store: notes, after_crash: "{__name__}:ask_the_gateway", key: "argument:payment_id"}}
   scoped: {{store: notes, scope: shop-1, key: offset}}
   nowhere: {{store: notes, after_crash: "{__name__}:ask_nobody"}}
-  number: {{store: notes, remember: ["{__name__}:NO_FUNCTION"]}}
-  function: {{store: notes, remember: ["{__name__}:ask_the_gateway"]}}
+  number: {{store: notes, final_errors: ["{__name__}:NO_FUNCTION"]}}
+  function: {{store: notes, final_errors: ["{__name__}:ask_the_gateway"]}}
 """
     )
     return path
@@ -90,7 +91,7 @@ def test_every_field_of_a_policy_may_be_declared(tmp_path: Path) -> None:
 
     policy = onefold.load(path)["g"].policy
 
-    assert policy == Policy(**{**ALL_FIELDS, "remember": (PermissionError,)})  # type: ignore[arg-type]
+    assert policy == Policy(**{**ALL_FIELDS, "final_errors": (PermissionError,)})  # type: ignore[arg-type]
 
 
 def test_the_guards_are_known_by_name_and_made_once(file: Path) -> None:
@@ -160,7 +161,7 @@ def test_many_threads_get_one_guard_and_one_store(file: Path) -> None:
 
 def test_the_async_guards(file: Path) -> None:
     async def main() -> None:
-        async with onefold.load(file, is_async=True) as guards:
+        async with onefold.load_async(file) as guards:
             charge = guards["charge"]
 
             async def pay() -> int:
@@ -214,7 +215,7 @@ def test_an_operation_that_the_file_does_not_name_is_refused(file: Path, tmp_pat
             lambda: charge.within(connection).fresh("charg", [], key=str),
         ]
         for way in ways:
-            with pytest.raises(UsageError, match=r"is for 'charge', 'refund', and not for 'charg': did you mean"):
+            with pytest.raises(UsageError, match=r"is for 'charge', 'refund', not for 'charg': did you mean"):
                 way()
         assert charge.run("refund", "pay_1", lambda: 1).value == 1
         assert guards["views"].run("whatever it is called", "k", lambda: 1).value == 1
@@ -264,8 +265,8 @@ def test_the_declared_key_is_handed_out_for_an_adapter(file: Path) -> None:
     ("name", "says"),
     [
         ("nowhere", r"onefold.yaml:10:\d+: guards.nowhere.after_crash: .* cannot be imported"),
-        ("number", r"onefold.yaml:11:\d+: guards.number.remember: .*NO_FUNCTION' is not a function"),
-        ("function", r"onefold.yaml:12:\d+: guards.function: remember= holds"),
+        ("number", r"onefold.yaml:11:\d+: guards.number.final_errors: .*NO_FUNCTION' is not a function"),
+        ("function", r"onefold.yaml:12:\d+: guards.function: final_errors= holds"),
     ],
 )
 def test_a_name_that_python_does_not_know_is_refused_when_the_guard_is_asked_for(
@@ -356,11 +357,102 @@ def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: P
         return "charged twice"
 
     async def deliver() -> Any:
-        async with onefold.load(path, is_async=True) as guards:
+        async with onefold.load_async(path) as guards:
             return await guards["charge"].run("charge", "pay_1", charge)
 
     outcome = asyncio.run(deliver())
     assert (outcome.value, outcome.replayed) == ("receipt 17", True)
+
+
+HAND_MADE = """\
+stores:
+  shop: {{url: "sqlite:///{folder}/shop.db"}}
+  new: {{url: "sqlite:///{folder}/new.db"}}
+guards:
+  charge: {{store: new, {guard}, migrate_from: {{{table}}}}}
+"""
+
+
+def with_a_table(folder: Path, table: str, guard: str = "operation: charge") -> Path:
+    path = folder / "onefold.yaml"
+    path.write_text(HAND_MADE.format(folder=folder, guard=guard, table=table))
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.execute("CREATE TABLE processed (id TEXT PRIMARY KEY, op TEXT, tenant TEXT, answer TEXT, at TEXT)")
+        connection.execute(
+            "INSERT INTO processed VALUES ('pay_1', 'charge', 't1', 'receipt 17', '2026-01-01 12:00:00')"
+        )
+        connection.commit()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "guard", "is_known"),
+    [
+        ("store: shop, table: processed, key: id, result_column: answer", "operation: charge", True),
+        ("store: shop, table: processed, key: id, operation: refund", "operations: [charge, refund]", False),
+        ("store: shop, table: processed, key: id, operation_column: op", "operations: [charge, refund]", True),
+        ("store: shop, table: processed, key: id, at: at, keep: 1h", "operation: charge", False),
+        ("store: shop, table: processed, key: id, at: at, scope_column: tenant", "operation: charge", False),
+        ("store: shop, table: processed, key: id, scope_column: tenant", "operation: charge, scope: t1", True),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_guard_takes_a_hand_made_table_over(
+    tmp_path: Path, table: str, guard: str, is_known: bool, is_async: bool
+) -> None:
+    path = with_a_table(tmp_path, table, guard)
+
+    async def charge() -> Any:
+        return "charged"
+
+    async def deliver() -> Any:
+        async with onefold.load_async(path) as guards:
+            return await guards["charge"].run("charge", "pay_1", charge)
+
+    if is_async:
+        outcome = asyncio.run(deliver())
+    else:
+        with onefold.load(path) as guards:
+            outcome = guards["charge"].run("charge", "pay_1", lambda: "charged")
+
+    assert outcome.replayed == is_known
+    assert ("result_column" in table) == (outcome.value_or(None) == "receipt 17")
+
+
+def test_a_hand_made_table_is_in_the_guards_own_database_unless_it_says_otherwise(tmp_path: Path) -> None:
+    path = with_a_table(tmp_path, "table: processed, key: id")
+    path.write_text(path.read_text().replace("store: new", "store: shop"))
+
+    with onefold.load(path) as guards:
+        assert guards["charge"].run("charge", "pay_1", lambda: None).replayed
+
+
+@pytest.mark.parametrize(
+    ("table", "guard", "says"),
+    [
+        ("store: shop, table: processed", "operation: charge", "guards.charge.migrate_from: 'key' is missing"),
+        ("store: shop, key: id", "operation: charge", "guards.charge.migrate_from: 'table' is missing"),
+        ("store: shp, table: t, key: id", "operation: charge", "there is no store 'shp': did you mean 'shop'?"),
+        ("table: t, key: id, result: x", "operation: charge", "'result' is not a field: did you mean 'result_column'?"),
+        ("table: t, key: 7", "operation: charge", "guards.charge.migrate_from.key: expected text, not 7"),
+        ("table: t, key: id, keep: soon", "operation: charge", "'soon' is not a duration"),
+        ("table: t, key: id", "operations: [a, b]", "name the operation of its rows, or operation_column"),
+        ("table: t, key: id", "money: false", "name the operation of its rows, or operation_column"),
+        (
+            "table: t, key: id, operation: chrage",
+            "operation: charge",
+            "guards.charge.migrate_from.operation: the guard is not for the operation 'chrage': did you mean 'charge'?",
+        ),
+        ("table: t, key: id, operation: charge, operation_column: x", "operation: charge", "not both"),
+    ],
+)
+def test_a_hand_made_table_that_makes_no_sense_is_refused(tmp_path: Path, table: str, guard: str, says: str) -> None:
+    path = with_a_table(tmp_path, table, guard)
+
+    with pytest.raises(Unusable) as refused:
+        onefold.load(path)
+
+    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +460,7 @@ def test_an_async_guard_whose_records_move_reads_the_store_of_before(tmp_path: P
     [
         ("new", "guards.charge.migrate_from: this is the store itself"),
         ("odl", "guards.charge.migrate_from: there is no store 'odl': did you mean 'old'?"),
-        ("7", "guards.charge.migrate_from: text is wanted, not 7"),
+        ("7", "guards.charge.migrate_from: expected text, not 7"),
     ],
 )
 def test_a_store_of_before_that_is_none_is_refused(tmp_path: Path, named: str, says: str) -> None:

@@ -17,7 +17,7 @@ from onefold import Policy
 from onefold.config import Unusable, read, schema
 from onefold.config import fields as _fields
 from onefold.config import shape as _shape
-from tests.support import PROJECT
+from tests.support import PROJECT, values_of
 
 SHIPPED = PROJECT / "src" / "onefold" / "config" / "schema.json"
 
@@ -83,8 +83,8 @@ def test_what_is_valid_is_read(tmp_path: Path) -> None:
         {"money": "yes"},
         {"mode": "transaktional"},
         {"after_crash": "hodl"},
-        {"attempts_max": 0},
-        {"attempts_max": "5"},
+        {"max_attempts": 0},
+        {"max_attempts": "5"},
         {"replays": "7d"},
         {"replays": {"dead_letter": True}},
         {"operations": "charge"},
@@ -109,6 +109,15 @@ def test_the_schema_has_the_fields_of_the_reader_and_of_the_policy_with_its_defa
         if field.name in _fields.POLICY and field.default is not msgspec.UNSET
     }
     assert Policy(**stated) == Policy()
+
+
+@pytest.mark.parametrize("field", ["after_crash", "mode", "store_down"])
+def test_every_word_that_a_policy_takes_can_be_written_in_a_configuration(tmp_path: Path, field: str) -> None:
+    for word in values_of(field):
+        asked: dict[str, Any] = {field: word}
+        assert getattr(Policy(**asked), field) == word
+        Draft202012Validator(schema()).validate(document(**{field: word}))
+        assert not refused_by_the_reader(tmp_path, document(**{field: word}))
 
 
 def test_the_commit_hook_runs_the_lint_on_configurations_with_the_packages_that_it_needs() -> None:

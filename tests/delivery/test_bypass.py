@@ -12,18 +12,18 @@ import pytest
 
 from onefold import (
     AsyncGuard,
+    Done,
     Guard,
-    OnHold,
+    Held,
+    NotDone,
     OutcomeUnknown,
     Policy,
     Record,
     RememberedFailure,
+    Rerun,
     State,
+    Unknown,
     current,
-    done,
-    not_done,
-    rerun,
-    unknown,
 )
 from onefold.cli._common.record_text import steps
 from onefold.keys import address
@@ -39,8 +39,8 @@ WAYS: dict[str, Any] = {
     "rerun": "rerun",
     "hold": "hold",
     "skip": "skip",
-    "a probe that does not know": lambda _current: unknown(),
-    "a probe that says no": lambda _current: not_done(),
+    "a probe that does not know": lambda _current: Unknown(),
+    "a probe that says no": lambda _current: NotDone(),
 }
 
 
@@ -61,7 +61,7 @@ def record(store: Any) -> Record:
 
 
 def policy(way: str = "rerun", **fields: Any) -> Policy:
-    return Policy(after_crash=WAYS[way], remember=(KeyError,), keep=1000, **fields)
+    return Policy(after_crash=WAYS[way], final_errors=(KeyError,), keep=1000, **fields)
 
 
 def fail(error: BaseException) -> Callable[[], Any]:
@@ -83,13 +83,13 @@ def test_after_a_failed_bypass_every_duplicate_replays_the_earlier_finish(
     store: ProxyStore, clock: Clock, way: str, error: BaseException
 ) -> None:
     guard = Guard(store, policy=policy(way))
-    guard.run("charge", "pay_1", lambda: "the receipt", fingerprint=42)
+    guard.run("charge", "pay_1", lambda: "the receipt", payload=42)
     clock.advance(10)
     before = record(store)
 
     with pytest.raises(type(error)):
-        guard.run("charge", "pay_1", fail(error), fingerprint=42, bypass=True)
-    again = guard.run("charge", "pay_1", pytest.fail, fingerprint=42)
+        guard.run("charge", "pay_1", fail(error), payload=42, bypass=True)
+    again = guard.run("charge", "pay_1", pytest.fail, payload=42)
 
     assert (again.value, again.replayed, again.attempt) == ("the receipt", True, 1)
     assert facts(record(store)) == facts(before)
@@ -203,7 +203,7 @@ def test_a_dead_bypass_that_outlived_what_it_found_is_held_like_any_other(store:
     store.down.clear()
     clock.advance(6)
 
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_1", pytest.fail)
 
     assert record(store).notes is None
@@ -223,7 +223,7 @@ def test_a_dead_bypass_that_a_person_lets_run_again_forgets_what_it_found(store:
     store.down.clear()
     clock.advance(6)
     assert steps(record(store)) == ["reserve"]
-    guard.resolve("charge", "pay_1", rerun(), by="ada", reason="the bank knows nothing of it")
+    guard.resolve("charge", "pay_1", Rerun(), by="ada", reason="the bank knows nothing of it")
     with pytest.raises(ValueError, match="no"):
         guard.run("charge", "pay_1", fail(ValueError("no")))
     assert record(store).state is State.OPEN
@@ -276,7 +276,7 @@ def test_a_bypass_that_is_tried_again_sends_the_same_key_downstream_and_keeps_it
 
 
 def test_a_probe_that_knows_ends_the_bypass(store: ProxyStore) -> None:
-    guard = Guard(store, policy=Policy(after_crash=lambda _current: done("from the bank")))
+    guard = Guard(store, policy=Policy(after_crash=lambda _current: Done("from the bank")))
     guard.run("charge", "pay_1", lambda: "the receipt")
 
     outcome = guard.run("charge", "pay_1", fail(TimeoutError()), bypass=True)
@@ -351,7 +351,7 @@ async def never() -> str:
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("final")])
 def test_seen_mode_keeps_what_was_seen(store: ProxyStore, error: Exception) -> None:
-    guard = Guard(store, policy=Policy(mode="seen", remember=(KeyError,)))
+    guard = Guard(store, policy=Policy(mode="seen", final_errors=(KeyError,)))
     guard.run("charge", "pay_1", lambda: "the receipt")
     before = record(store)
 
@@ -373,11 +373,11 @@ def test_a_caller_who_catches_the_error_and_commits_keeps_what_was_done(
     connection: sqlite3.Connection, tmp_path: Path
 ) -> None:
     with Guard(f"sqlite:///{tmp_path}/app.db") as guard:
-        guard.run("charge", "pay_1", lambda: "the receipt", fingerprint=42)
+        guard.run("charge", "pay_1", lambda: "the receipt", payload=42)
         before = guard.read("charge", "pay_1")
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(ValueError, match="no"):
-            guard.within(connection).run("charge", "pay_1", fail(ValueError("no")), fingerprint=42, bypass=True)
+            guard.within(connection).run("charge", "pay_1", fail(ValueError("no")), payload=42, bypass=True)
         connection.execute("COMMIT")
 
         after = guard.read("charge", "pay_1")
@@ -385,7 +385,7 @@ def test_a_caller_who_catches_the_error_and_commits_keeps_what_was_done(
         assert before is not None
         assert after is not None
         assert (after.state, after.result, after.bypasses) == (State.DONE, before.result, 0)
-        assert guard.run("charge", "pay_1", pytest.fail, fingerprint=42).value == "the receipt"
+        assert guard.run("charge", "pay_1", pytest.fail, payload=42).value == "the receipt"
 
 
 def test_a_bypass_in_a_transaction_does_not_keep_the_old_result(connection: sqlite3.Connection, tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from onefold import (
+    Done,
     Guard,
-    OnHold,
+    Held,
+    NotDone,
     Policy,
     ProbeFailed,
     Record,
     ResultNotKept,
     State,
+    Unknown,
     UsageError,
     current,
-    done,
-    not_done,
-    unknown,
 )
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
@@ -51,13 +51,13 @@ def charge(guard: Guard, call: Callable[[], Any] = lambda: "ok", **options: Any)
 # Attempts and time.
 
 
-def test_attempts_that_are_used_up_end_on_hold(clock: Clock, store: MemoryStore) -> None:
-    policy = Policy(attempts_max=2)
+def test_attempts_that_are_used_up_end_held(clock: Clock, store: MemoryStore) -> None:
+    policy = Policy(max_attempts=2)
     for _ in range(2):
         die_running(store, "charge", "pay_1", policy)
         clock.advance(31)
 
-    with pytest.raises(OnHold, match="all 2 attempts were abandoned, and attempts_max=2"):
+    with pytest.raises(Held, match="all 2 attempts were abandoned, and max_attempts=2"):
         charge(Guard(store, policy=policy), pytest.fail)
 
     clock.advance(10 * YEAR)
@@ -67,7 +67,7 @@ def test_attempts_that_are_used_up_end_on_hold(clock: Clock, store: MemoryStore)
 def test_past_the_providers_memory_nothing_runs_again_and_nothing_expires_before(clock: Clock) -> None:
     policy = Policy(rerun_within="24h", keep="1h")
 
-    for hours, answer in ((23, "ok"), (25, OnHold), (24 * 3650, OnHold)):
+    for hours, answer in ((23, "ok"), (25, Held), (24 * 3650, Held)):
         store = MemoryStore(clock=clock)
         guard = Guard(store, policy=policy)
         die_running(store, "charge", "pay_1", policy)
@@ -79,7 +79,7 @@ def test_past_the_providers_memory_nothing_runs_again_and_nothing_expires_before
             if answer == "ok":
                 assert guard.run("charge", key, Handler()).attempt == 2
             else:
-                with pytest.raises(OnHold, match="rerun_within"):
+                with pytest.raises(Held, match="rerun_within"):
                     guard.run("charge", key, pytest.fail)
 
 
@@ -134,7 +134,7 @@ def probed(clock: Clock, store: MemoryStore, answer: Any, **options: Any) -> tup
 
 
 def test_a_probe_that_says_done_finishes_and_replays(clock: Clock, store: MemoryStore) -> None:
-    guard, probe = probed(clock, store, done("receipt"))
+    guard, probe = probed(clock, store, Done("receipt"))
 
     outcomes = [charge(guard, pytest.fail) for _ in range(2)]
 
@@ -143,12 +143,12 @@ def test_a_probe_that_says_done_finishes_and_replays(clock: Clock, store: Memory
 
 
 def test_a_probe_that_says_not_done_lets_it_run_and_one_that_cannot_say_holds(clock: Clock, store: MemoryStore) -> None:
-    guard, _ = probed(clock, store, not_done())
+    guard, _ = probed(clock, store, NotDone())
     ran = charge(guard, lambda: current().attempt)
     guard.forget("charge", "pay_1")
-    guard, _ = probed(clock, store, unknown())
+    guard, _ = probed(clock, store, Unknown())
 
-    with pytest.raises(OnHold, match="the probe could not say"):
+    with pytest.raises(Held, match="the probe could not say"):
         charge(guard, pytest.fail)
 
     assert (ran.value, ran.replayed) == (2, False)
@@ -161,7 +161,7 @@ def test_a_probe_is_told_whom_to_ask_about(clock: Clock, store: MemoryStore) -> 
     def probe(inside: Any) -> Any:
         asked.append((inside.key, inside.key_for("bank")))
         assert current() is inside
-        return not_done()
+        return NotDone()
 
     guard = Guard(store, policy=Policy(after_crash=probe))
     die_running(store, "charge", "pay_1", guard.policy)
@@ -177,33 +177,33 @@ def test_a_probe_that_raises_is_asked_again_at_once(clock: Clock, store: MemoryS
     for _ in range(2):
         with pytest.raises(ProbeFailed):
             charge(guard, pytest.fail)
-    probe.error, probe.value = None, done("receipt")
+    probe.error, probe.value = None, Done("receipt")
 
     assert charge(guard, pytest.fail).value == "receipt"
 
 
 def test_questions_of_a_probe_are_not_starts_of_the_handler(clock: Clock, store: MemoryStore) -> None:
-    guard, probe = probed(clock, store, Handler(error=OSError("no route")), attempts_max=2)
+    guard, probe = probed(clock, store, Handler(error=OSError("no route")), max_attempts=2)
     for _ in range(3):
         with pytest.raises(ProbeFailed):
             charge(guard, pytest.fail)
 
-    probe.error, probe.value = None, not_done()
+    probe.error, probe.value = None, NotDone()
 
     assert charge(guard, lambda: current().attempt).value == 2
 
 
 def test_a_probe_that_says_not_done_does_not_outlast_the_attempts(clock: Clock, store: MemoryStore) -> None:
-    guard, _ = probed(clock, store, not_done(), attempts_max=1)
+    guard, _ = probed(clock, store, NotDone(), max_attempts=1)
 
-    with pytest.raises(OnHold, match="the attempts are used up"):
+    with pytest.raises(Held, match="the attempts are used up"):
         charge(guard, pytest.fail)
 
 
 def test_a_probe_that_answers_nothing_is_told_what_to_answer(clock: Clock, store: MemoryStore) -> None:
     guard, _ = probed(clock, store, True)
 
-    with pytest.raises(UsageError, match=r"a probe answers done\(value\), not_done\(\) or unknown\(\), not True"):
+    with pytest.raises(UsageError, match=r"a probe answers Done\(value\), NotDone\(\) or Unknown\(\), not True"):
         charge(guard, pytest.fail)
 
 

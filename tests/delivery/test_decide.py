@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from onefold import OutcomeUnknown, Policy, Record, State, done, not_done, unknown
+from onefold import Done, NotDone, OutcomeUnknown, Policy, Record, State, Unknown
 from onefold._delivery.decide import (
     AFTER,
     FOUND,
     STARTED,
     UNSTARTED,
+    After,
     Then,
     after,
     decide,
@@ -27,7 +28,9 @@ from onefold._delivery.decide import (
 )
 from onefold._delivery.earlier_ending import carrying, finished
 from onefold._delivery.handler_steps.left import StepsLeft
-from onefold._model import BEFORE, RESOLVED, DeliveryRequest, Entry
+from onefold._model import DeliveryRequest, Entry
+from onefold._model.policy import AFTER_CRASH
+from onefold._model.remarks import BEFORE, RESOLVED
 from onefold.errors import ClaimLost
 from onefold.keys import address
 
@@ -35,7 +38,7 @@ ADDRESS = address("charge", "pay_7f3a")
 
 
 def probe(_current: object) -> Any:
-    return unknown()
+    return Unknown()
 
 
 def record(state: State = State.RUNNING, **fields: Any) -> Record:
@@ -51,7 +54,7 @@ def record(state: State = State.RUNNING, **fields: Any) -> Record:
         (record(State.FAILED), Policy(), Then.REPLAY_ERROR),
         (record(State.HELD), Policy(), Then.REFUSE_HELD),
         (record(State.OPEN), Policy(), Then.TAKE_OVER),
-        (record(State.OPEN, attempt=99), Policy(attempts_max=1), Then.TAKE_OVER),
+        (record(State.OPEN, attempt=99), Policy(max_attempts=1), Then.TAKE_OVER),
         (record(State.OPEN, age=10.0), Policy(rerun_within=10), Then.HOLD),
         (record(lease_left=0.1), Policy(), Then.REFUSE_RUNNING),
         (record(), Policy(), Then.TAKE_OVER),
@@ -68,6 +71,12 @@ def record(state: State = State.RUNNING, **fields: Any) -> Record:
 )
 def test_what_follows_from_the_record_that_is_found(found: Record, policy: Policy, then: Then) -> None:
     assert decide(found, DeliveryRequest(ADDRESS), policy) is then
+
+
+def test_every_word_of_after_crash_decides_something_of_its_own() -> None:
+    decided = [decide(record(), DeliveryRequest(ADDRESS), Policy(after_crash=way)) for way in (*AFTER_CRASH, probe)]
+
+    assert len(set(decided)) == len(decided)
 
 
 @pytest.mark.parametrize("state", State)
@@ -111,7 +120,7 @@ def abandoned_bypass(state: State) -> Record:
         (State.FAILED, True, Then.RUN_AGAIN),
     ],
 )
-@pytest.mark.parametrize("after_crash", ["rerun", "hold", "skip", probe])
+@pytest.mark.parametrize("after_crash", [*AFTER_CRASH, probe])
 def test_what_a_bypass_found_stands_when_it_dies(state: State, bypass: bool, then: Then, after_crash: Any) -> None:
     found = abandoned_bypass(state)
 
@@ -124,7 +133,7 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
         Policy(after_crash="hold"),
         Policy(after_crash="skip"),
         Policy(after_crash=probe),
-        Policy(attempts_max=1),
+        Policy(max_attempts=1),
         Policy(rerun_within=1),
     ]
     found = itertools.product(State, (0, 1), (-1.0, 1.0), (None, UNSTARTED), (False, True), policies)
@@ -151,14 +160,14 @@ def test_every_record_finds_a_row_and_every_row_is_found() -> None:
     [
         (None, Policy(), Then.FINISH),
         (ValueError(), Policy(), Then.RELEASE),
-        (ValueError(), Policy(remember=(ValueError,)), Then.FAIL),
+        (ValueError(), Policy(final_errors=(ValueError,)), Then.FAIL),
         (TimeoutError(), Policy(), Then.RELEASE),
         (TimeoutError(), Policy(after_crash="hold"), Then.HOLD),
         (ConnectionResetError(), Policy(after_crash="hold"), Then.HOLD),
-        (OutcomeUnknown(), Policy(after_crash="hold", unknown=()), Then.HOLD),
+        (OutcomeUnknown(), Policy(after_crash="hold", ambiguous_errors=()), Then.HOLD),
         (TimeoutError(), Policy(after_crash="skip"), Then.SKIP),
         (TimeoutError(), Policy(after_crash=probe), Then.ASK),
-        (TimeoutError(), Policy(after_crash="hold", remember=(TimeoutError,)), Then.FAIL),
+        (TimeoutError(), Policy(after_crash="hold", final_errors=(TimeoutError,)), Then.FAIL),
         (ExceptionGroup("two", [ValueError(), TimeoutError()]), Policy(after_crash="hold"), Then.HOLD),
         (KeyboardInterrupt(), Policy(), Then.RELEASE),
         (KeyboardInterrupt(), Policy(after_crash="hold"), Then.LEAVE),
@@ -174,7 +183,7 @@ def test_what_follows_from_how_the_handler_ended(error: BaseException | None, po
     ("error", "steps", "policy", "then"),
     [
         (None, StepsLeft(under_way=("pay",)), Policy(), Then.FINISH),
-        (ValueError(), StepsLeft(under_way=("pay",)), Policy(remember=(ValueError,)), Then.FAIL),
+        (ValueError(), StepsLeft(under_way=("pay",)), Policy(final_errors=(ValueError,)), Then.FAIL),
         (ValueError(), StepsLeft(under_way=("pay",)), Policy(), Then.LEAVE),
         (ValueError(), StepsLeft(under_way=("pay",)), Policy(after_crash="hold"), Then.LEAVE),
         (TimeoutError(), StepsLeft(under_way=("pay",)), Policy(after_crash=probe), Then.LEAVE),
@@ -184,7 +193,12 @@ def test_what_follows_from_how_the_handler_ended(error: BaseException | None, po
         (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold"), Then.HOLD),
         (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="skip"), Then.SKIP),
         (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash=probe), Then.ASK),
-        (ValueError(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold", remember=(ValueError,)), Then.FAIL),
+        (
+            ValueError(),
+            StepsLeft(interrupted=("pay",)),
+            Policy(after_crash="hold", final_errors=(ValueError,)),
+            Then.FAIL,
+        ),
         (KeyboardInterrupt(), StepsLeft(interrupted=("pay",)), Policy(), Then.RELEASE),
         (KeyboardInterrupt(), StepsLeft(interrupted=("pay",)), Policy(after_crash="hold"), Then.LEAVE),
         (ValueError(), StepsLeft(unbegun=("pay",)), Policy(after_crash="hold"), Then.RELEASE),
@@ -196,16 +210,38 @@ def test_what_follows_from_the_steps_that_a_handler_has_left(
     assert after(error, policy, steps) is then
 
 
+NO_STEPS = StepsLeft()
+ENDINGS: tuple[tuple[BaseException | None, StepsLeft], ...] = (
+    (None, NO_STEPS),
+    (ClaimLost(), NO_STEPS),
+    (KeyError(), NO_STEPS),
+    (ValueError(), StepsLeft(under_way=("pay",))),
+    (KeyboardInterrupt(), NO_STEPS),
+    (TimeoutError(), NO_STEPS),
+    (ValueError(), NO_STEPS),
+)
+
+
+def test_a_row_about_a_handler_decides_under_those_ways_that_it_names() -> None:
+    decides: dict[After, set[str]] = {row: set() for row in AFTER}
+    for (error, steps), way in itertools.product(ENDINGS, (*AFTER_CRASH, probe)):
+        policy = Policy(after_crash=way, final_errors=(KeyError,))
+        decides[next(row for row in AFTER if row.holds(error, policy, steps))].add("a probe" if way is probe else way)
+
+    for row, ways in decides.items():
+        assert ways == ({*AFTER_CRASH, "a probe"} if row.under == "any" else set(row.under.split(", "))), row.ended
+
+
 def test_an_exception_can_be_named_without_importing_its_library() -> None:
     import httpx
 
-    assert is_one_of(httpx.ReadTimeout("slow"), Policy().unknown)
-    assert not is_one_of(httpx.InvalidURL("no"), Policy().unknown)
+    assert is_one_of(httpx.ReadTimeout("slow"), Policy().ambiguous_errors)
+    assert not is_one_of(httpx.InvalidURL("no"), Policy().ambiguous_errors)
 
 
 @pytest.mark.parametrize(
     ("answer", "attempt", "then"),
-    [(done(1), 9, Then.FINISH), (not_done(), 4, Then.RUN), (not_done(), 5, Then.HOLD), (unknown(), 1, Then.HOLD)],
+    [(Done(1), 9, Then.FINISH), (NotDone(), 4, Then.RUN), (NotDone(), 5, Then.HOLD), (Unknown(), 1, Then.HOLD)],
 )
 def test_what_follows_from_the_answer_of_a_probe(answer: Any, attempt: int, then: Then) -> None:
     assert probed(answer, attempt, Policy(after_crash=probe)) is then

@@ -12,25 +12,24 @@ from typing import Any
 import pytest
 
 from onefold import (
-    KEY_MAX,
     AsyncGuard,
-    Column,
+    Done,
     Event,
     Guard,
     MissingKey,
     OutcomeUnknown,
     Policy,
+    RecordColumn,
     State,
     UsageError,
     current,
-    done,
 )
 from onefold._concurrency.interrupts import leave, read
+from onefold._heartbeat.async_guards import AsyncHeartbeat
 from onefold._heartbeat.beats import BEATS_PER_LEASE, Beat, Beats, patience
-from onefold._heartbeat.loops import AsyncHeartbeat
 from onefold._model import Claim, downstream
 from onefold.events import Teller
-from onefold.keys import address
+from onefold.keys import KEY_MAX, address
 from onefold.stores.base import Query
 from onefold.stores.memory import MemoryStore
 
@@ -155,7 +154,7 @@ def test_a_value_that_a_person_gives_is_not_kept_where_results_are_not() -> None
 
     with pytest.raises(OutcomeUnknown):
         guard.run("pay", "k", lost)
-    guard.resolve("pay", "k", done("4200 to IBAN DE00"), by="ada", reason="asked the bank")
+    guard.resolve("pay", "k", Done("4200 to IBAN DE00"), by="ada", reason="asked the bank")
 
     (record,) = store.browse(Query(), 10)
     assert record.state is State.DONE
@@ -167,7 +166,7 @@ def test_a_column_of_your_own_has_no_store_of_before(kind: type[Any], tmp_path: 
     guard = kind(f"sqlite:///{tmp_path}/new.db", migrate_from=f"sqlite:///{tmp_path}/old.db")
 
     with pytest.raises(UsageError, match="there is no migrate_from= for them"):
-        guard.within(object(), record=Column("payments", "idempotency_key"))
+        guard.within(object(), record=RecordColumn("payments", "idempotency_key"))
 
 
 def test_a_policy_shows_what_is_not_as_usual() -> None:

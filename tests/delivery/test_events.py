@@ -15,21 +15,21 @@ import pytest
 from onefold import (
     AsyncGuard,
     ClaimLost,
+    Done,
     Event,
     Guard,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
     OnefoldError,
-    OnHold,
     Policy,
     RememberedFailure,
+    Rerun,
     ResultUnreadable,
+    Unknown,
     current,
-    done,
-    rerun,
     subscribe,
-    unknown,
 )
 from onefold.errors import MEANINGS
 from onefold.events import Kind, tell
@@ -41,9 +41,9 @@ SECRET = "sk_live_4242"
 
 HOLD = Policy(after_crash="hold")
 SKIP = Policy(after_crash="skip")
-PROBE = Policy(after_crash=lambda _current: done("receipt"))
-DOUBT = Policy(after_crash=lambda _current: unknown())
-FINAL = Policy(remember=(ValueError,))
+PROBE = Policy(after_crash=lambda _current: Done("receipt"))
+DOUBT = Policy(after_crash=lambda _current: Unknown())
+FINAL = Policy(final_errors=(ValueError,))
 UNGUARDED = Policy(store_down="run")
 
 
@@ -146,21 +146,21 @@ STORIES: dict[str, tuple[Callable[[Stage], Any], list[str]]] = {
         ["started", "finished", "bypassed", "started", "finished"],
     ),
     "the key is reused": (
-        lambda stage: stage.run(fingerprint=1).run(fingerprint=2),
+        lambda stage: stage.run(payload=1).run(payload=2),
         ["started", "finished", "refused"],
     ),
     "the store is down": (lambda stage: stage.down().run(), ["store_failed", "refused"]),
     "the store is down, run": (lambda stage: stage.down().run(policy=UNGUARDED), ["store_failed", "unprotected"]),
     "the store fails at the end": (
         lambda stage: stage.run(unanswered(stage)),
-        ["started", "store_failed", "not_remembered"],
+        ["started", "store_failed", "not_recorded"],
     ),
     "it fails for good, and the store at the end": (
         lambda stage: stage.run(unanswered(stage, ValueError()), FINAL),
-        ["started", "store_failed", "not_remembered"],
+        ["started", "store_failed", "not_recorded"],
     ),
     "it is resolved": (
-        lambda stage: stage.held().guard().resolve("charge", SECRET, rerun(), by="ada", reason="asked the bank"),
+        lambda stage: stage.held().guard().resolve("charge", SECRET, Rerun(), by="ada", reason="asked the bank"),
         ["started", "held", "resolved"],
     ),
     "it is forgotten": (
@@ -300,7 +300,7 @@ def some_errors() -> list[OnefoldError]:
     return [
         *(kind.about(named) for kind in plain),
         InProgress.about(named, retry_after=1.5),
-        OnHold.about(named, remark="attempt 1 was abandoned"),
+        Held.about(named, remark="attempt 1 was abandoned"),
         ClaimLost.about(named, value={"receipt": 7}),
         ResultUnreadable.about(named, expected="Receipt", problem="$.total"),
         RememberedFailure.about(named, type_name="shop.Declined", message="no such card"),
@@ -308,11 +308,11 @@ def some_errors() -> list[OnefoldError]:
 
 
 @pytest.mark.parametrize("error", some_errors(), ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_an_error_is_carried_to_another_process_with_all_it_knows(carry: Any, error: OnefoldError) -> None:
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_error_is_carried_to_another_process_with_all_it_knows(copied: Any, error: OnefoldError) -> None:
     error.add_note("onefold: a note")
 
-    arrived = carry(error)
+    arrived = copied(error)
 
     assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
     assert (arrived.operation, arrived.key, arrived.scope) == ("charge", "pay_1", "acme")
@@ -328,7 +328,7 @@ def test_every_error_that_a_delivery_can_end_in_is_carried_as_it_was_raised(stal
     arrived = [pickle.loads(pickle.dumps(error)) for error in raised]
 
     assert [(type(error), str(error)) for error in arrived] == [(type(error), str(error)) for error in raised]
-    assert {OnHold, InProgress, KeyReused, ClaimLost} <= {type(error) for error in arrived}
+    assert {Held, InProgress, KeyReused, ClaimLost} <= {type(error) for error in arrived}
 
 
 # What is told when.
@@ -377,7 +377,7 @@ def test_a_handler_that_raises_in_a_transaction_has_an_outcome(policy: Policy, t
 )
 def test_a_handler_that_raises_in_seen_mode_has_an_outcome(policy: Policy, told: Kind) -> None:
     heard = Heard()
-    guard = Guard("memory:", on_event=heard, policy=policy.but(mode="seen"))
+    guard = Guard("memory:", on_event=heard, policy=policy.replace(mode="seen"))
 
     with pytest.raises(ValueError, match="declined"):
         guard.run("charge", "pay_7f3a", Handler(error=ValueError("declined")))

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, Record, StoreUnavailable, UsageError, done, keys
+from onefold import AsyncGuard, Done, Guard, Held, InProgress, Policy, Record, StoreUnavailable, UsageError, keys
+from onefold._concurrency.generators import Flow
 from onefold._delivery import migration
-from onefold._delivery.steps import Claiming, Elsewhere, Flow, Reading, Releasing
+from onefold._delivery.steps import Claiming, Elsewhere, Reading, Releasing
 from onefold._model import Claim, Entry, State
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from onefold.testing import use
 from onefold.testing.simulate import Scenario, search
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 from tests.support import Clock
 
 ADDRESS = keys.address("charge", "pay_7f3a")
@@ -110,13 +111,13 @@ def test_the_owner_of_what_was_taken_over_is_refused_in_the_old_store(
     assert old.finish(Claim(ADDRESS, b"zombie"), ending_done()) is False
 
 
-def test_what_is_on_hold_in_the_old_store_is_resolved_in_the_new(guard: Guard, old: MemoryStore, clock: Clock) -> None:
+def test_what_is_held_in_the_old_store_is_resolved_in_the_new(guard: Guard, old: MemoryStore, clock: Clock) -> None:
     old.claim(Entry(address=ADDRESS, token=b"dead", lease=30.0))
     clock.advance(31)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_7f3a", must_not_run, policy=Policy(after_crash="hold"))
 
-    guard.resolve("charge", "pay_7f3a", done(4200), by="maria", reason="looked it up")
+    guard.resolve("charge", "pay_7f3a", Done(4200), by="maria", reason="looked it up")
 
     assert guard.run("charge", "pay_7f3a", must_not_run).value == 4200
 
@@ -124,7 +125,7 @@ def test_what_is_on_hold_in_the_old_store_is_resolved_in_the_new(guard: Guard, o
 def test_a_held_record_that_nobody_has_asked_for_yet_is_resolved_too(guard: Guard, old: MemoryStore) -> None:
     old.claim(Entry(address=ADDRESS, token=b"dead", state=State.HELD))
 
-    guard.resolve("charge", "pay_7f3a", done(4200), by="maria", reason="looked it up")
+    guard.resolve("charge", "pay_7f3a", Done(4200), by="maria", reason="looked it up")
 
     assert guard.run("charge", "pay_7f3a", must_not_run).value == 4200
 
@@ -268,8 +269,8 @@ def test_fresh_leaves_out_what_the_old_store_knows_on_postgresql(postgres_url: s
     "make",
     [
         lambda: Guard("memory:", migrate_from="memory:"),
-        lambda: Guard("memory:", migrate_from=3),
-        lambda: Guard("memory:", migrate_from="sqlite:///x.db").within(None, record=Column("t", "c", "k")),
+        lambda: Guard("memory:", migrate_from=3),  # type: ignore[arg-type]
+        lambda: Guard("memory:", migrate_from="sqlite:///x.db").within(None, record=RecordColumn("t", "c", "k")),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any) -> None:
@@ -335,7 +336,7 @@ def test_it_comes_over_into_every_store(server: str, request: pytest.FixtureRequ
     old.claim(Entry(address=keys.address("charge", "held"), token=b"t" * 16, state=State.HELD))
     with Guard(request.getfixturevalue(server), migrate_from=old) as guard:
         assert guard.run("charge", "done", must_not_run).value == 4200
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             guard.run("charge", "held", must_not_run)
         assert not guard.run("charge", "new", charge).replayed
 

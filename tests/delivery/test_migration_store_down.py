@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, OnHold, Outcome, Policy, StoreUnavailable, keys
+from onefold import AsyncGuard, Guard, Held, Outcome, Policy, StoreUnavailable, keys
+from onefold._concurrency.generators import Flow
 from onefold._delivery import migration
-from onefold._delivery.claim import claim_of
-from onefold._delivery.steps import Claiming, Flow
+from onefold._delivery.steps import Claiming
 from onefold._model import Entry, Released, State
 from onefold.stores.memory import MemoryStore
 from onefold.testing.simulate import Scenario, search
@@ -87,7 +87,7 @@ def test_messages_of_a_batch_are_given_back_each(guard: Guard, new: ProxyStore, 
 def test_what_a_claim_took_the_place_of_is_put_back(guard: Guard, new: ProxyStore, old: Away) -> None:
     left = Entry(address=ADDRESS, token=b"t" * 16, lease=30.0)
     new.inner.claim(left)
-    new.inner.release(claim_of(left), Released(attempt=2, notes=b"\x81\xa1a\xc0", ttl=1000.0))
+    new.inner.release(left.as_claim(), Released(attempt=2, notes=b"\x81\xa1a\xc0", ttl=1000.0))
 
     with pytest.raises(StoreUnavailable):
         guard.run("charge", "pay_7f3a", must_not_run)
@@ -117,7 +117,7 @@ def test_if_the_claim_cannot_be_given_back_either_its_lease_ends_it(
 
     new.down, old.back = set(), True
     clock.advance(31)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_7f3a", must_not_run)
 
 
@@ -219,4 +219,4 @@ def test_the_simulator_finds_a_claim_that_is_left(monkeypatch: pytest.MonkeyPatc
 
     found = search(Scenario(beats=0, faults=1, after_crash="hold", migrating=left)).story
     assert found is not None
-    assert found.violation == "8: nobody is in doubt whether it ran, and a fresh delivery finds it on hold"
+    assert found.violation == "8: nobody is in doubt whether it ran, and a fresh delivery finds it held"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, Policy, ResultNotKept, UsageError, done
+from onefold import AsyncGuard, Done, Guard, Policy, ResultNotKept, UsageError
 from onefold.events import _warned
 from onefold.queues._shared.consumer import Consuming
 from onefold.stores.memory import MemoryStore
@@ -17,15 +17,15 @@ from tests.support import Clock, die_running
 
 
 async def ask_async(_running: Any) -> Any:
-    return done("receipt")
+    return Done("receipt")
 
 
 class Asks:
     async def __call__(self, _running: Any) -> Any:
-        return done("receipt")
+        return Done("receipt")
 
     async def ask(self, _running: Any) -> Any:
-        return done("receipt")
+        return Done("receipt")
 
 
 ASYNC: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_a_blocking_guard_refuses_an_async_probe_when_it_gets_it(given: Callable
         given(Policy(after_crash=probe))
 
 
-@pytest.mark.parametrize("probe", [*ASYNC.values(), lambda _running: done("receipt")], ids=[*ASYNC, "a lambda"])
+@pytest.mark.parametrize("probe", [*ASYNC.values(), lambda _running: Done("receipt")], ids=[*ASYNC, "a lambda"])
 def test_an_async_guard_takes_both(probe: Any) -> None:
     async def pay() -> None:
         raise TimeoutError
@@ -89,7 +89,7 @@ def test_a_coroutine_that_shows_only_at_the_call_is_named_as_the_probes() -> Non
 
 def test_a_generator_is_named_as_the_probes() -> None:
     def ask(_running: Any) -> Any:
-        yield done("receipt")
+        yield Done("receipt")
 
     with pytest.raises(UsageError, match=r"the probe \(after_crash=\) has returned the generator .*ask\(\), and no"):
         abandoned(ask).run("charge", "pay_1", pytest.fail)
@@ -97,7 +97,7 @@ def test_a_generator_is_named_as_the_probes() -> None:
 
 def test_an_answer_that_is_not_what_the_handler_returns_is_told_as_the_probes(caplog: pytest.LogCaptureFixture) -> None:
     _warned.clear()
-    guard = abandoned(lambda _running: done(17))
+    guard = abandoned(lambda _running: Done(17))
 
     @guard.idempotent("charge", key="key", fingerprint=None)
     def charge(key: str) -> str:
@@ -107,5 +107,5 @@ def test_an_answer_that_is_not_what_the_handler_returns_is_told_as_the_probes(ca
     with pytest.raises(ResultNotKept, match=r"its result was not kept \(the probe's answer: "):
         charge("pay_1")
     [line] = [record.message for record in caplog.records if "not kept" in record.message]
-    assert "the probe's answer, done(int), was not kept, and its duplicates get no result. Its answer has to be" in line
-    assert "what the handler returns, str" in line
+    assert "the probe's answer, Done(int), was not kept, and its duplicates get no result. It has to answer" in line
+    assert "the type that the handler returns, str" in line

@@ -9,17 +9,17 @@ import pytest
 
 from onefold import (
     AsyncGuard,
+    Done,
     Guard,
-    OnHold,
+    Held,
+    NotDone,
     Policy,
     ProbeFailed,
     State,
     StoreUnavailable,
+    Unknown,
     UsageError,
     current,
-    done,
-    not_done,
-    unknown,
 )
 from onefold.keys import address
 from onefold.queues._shared.consumer import Consuming
@@ -64,7 +64,7 @@ def test_it_is_an_error_of_the_probe_and_not_of_the_handler(store: MemoryStore, 
 
     assert str(caught.value) == (
         f"charge [key {CHARGE.digest}]: the probe failed with ConnectionError, so it is still not known whether "
-        "attempt 1 happened. The handler was not started. Deliver it again: the probe is asked again"
+        "attempt 1 happened. The handler was not started. Deliver it again, and the probe will be asked again"
     )
     assert caught.value.__cause__ is probe.error
     assert isinstance(caught.value, StoreUnavailable)
@@ -74,7 +74,7 @@ def test_it_is_an_error_of_the_probe_and_not_of_the_handler(store: MemoryStore, 
     ]
 
 
-@pytest.mark.parametrize("answer", [done("receipt"), not_done()], ids=["done", "not done"])
+@pytest.mark.parametrize("answer", [Done("receipt"), NotDone()], ids=["done", "not done"])
 def test_the_next_delivery_asks_again_at_once(store: MemoryStore, clock: Clock, probe: Handler, answer: Any) -> None:
     guard = Guard(store, policy=abandoned(store, clock, probe))
     for _ in range(7):
@@ -88,20 +88,20 @@ def test_the_next_delivery_asks_again_at_once(store: MemoryStore, clock: Clock, 
     assert probe.starts == 8
 
 
-def test_one_that_cannot_say_puts_it_on_hold(store: MemoryStore, clock: Clock, probe: Handler) -> None:
+def test_one_that_cannot_say_puts_it_held(store: MemoryStore, clock: Clock, probe: Handler) -> None:
     guard = Guard(store, policy=abandoned(store, clock, probe))
     with pytest.raises(ProbeFailed):
         guard.run("charge", "pay_1", pytest.fail)
 
-    probe.error, probe.value = None, unknown()
+    probe.error, probe.value = None, Unknown()
 
-    with pytest.raises(OnHold, match="the probe could not say"):
+    with pytest.raises(Held, match="the probe could not say"):
         guard.run("charge", "pay_1", pytest.fail)
 
 
 def test_an_async_guard_does_the_same(clock: Clock) -> None:
     memory = AsyncMemoryStore(clock=clock)
-    answers: list[Any] = [ConnectionError("down"), done("receipt")]
+    answers: list[Any] = [ConnectionError("down"), Done("receipt")]
 
     async def probe(_running: Any) -> Any:
         answer = answers.pop(0)
@@ -113,7 +113,7 @@ def test_an_async_guard_does_the_same(clock: Clock) -> None:
         pytest.fail("it ran")
 
     async def story() -> None:
-        guard = AsyncGuard(memory, policy=abandoned(memory.sync, clock, "hold").but(after_crash=probe))
+        guard = AsyncGuard(memory, policy=abandoned(memory.sync, clock, "hold").replace(after_crash=probe))
         with pytest.raises(ProbeFailed):
             await guard.run("charge", "pay_1", must_not_run)
 
@@ -136,7 +136,7 @@ def test_after_an_error_of_the_handler_that_one_surfaces_and_the_next_delivery_a
         guard.run("charge", "pay_1", pay)
     with pytest.raises(ProbeFailed):
         guard.run("charge", "pay_1", pytest.fail)
-    probe.error, probe.value = None, not_done()
+    probe.error, probe.value = None, NotDone()
 
     assert "The next delivery asks it again: ConnectionError" in caught.value.__notes__[0]
     assert heard.kinds == ["started", "probed", "left", "probed", "refused"]
@@ -180,7 +180,7 @@ def test_a_store_that_cannot_be_told_leaves_the_claim_until_its_lease_ends(clock
         guard.run("charge", "pay_1", pytest.fail)
 
     assert heard.kinds == ["probed", "store_failed", "refused"]
-    store.down, probe.error, probe.value = set(), None, done("receipt")
+    store.down, probe.error, probe.value = set(), None, Done("receipt")
     clock.advance(31)
     assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"
 
@@ -193,7 +193,7 @@ def test_an_interrupt_of_the_probe_is_told_as_one_and_the_next_delivery_asks(
     with pytest.raises(KeyboardInterrupt):
         guard.run("charge", "pay_1", pytest.fail)
 
-    probe.error, probe.value = None, done("receipt")
+    probe.error, probe.value = None, Done("receipt")
 
     assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"
 
@@ -204,7 +204,7 @@ def test_a_wrong_answer_is_a_mistake_of_the_code_and_the_next_delivery_asks(stor
     with pytest.raises(UsageError, match="not True"):
         guard.run("charge", "pay_1", pytest.fail)
 
-    probe.value = done("receipt")
+    probe.value = Done("receipt")
 
     assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"
 
@@ -230,7 +230,7 @@ def test_a_message_comes_later_and_no_attempt_of_its_handler_is_counted(
     store: MemoryStore, clock: Clock, probe: Handler
 ) -> None:
     guard = Guard(store, policy=abandoned(store, clock, probe))
-    consuming = Consuming(guard, "charge", pytest.fail, key=lambda _message: "pay_1", wait=0)
+    consuming = Consuming(guard, "charge", pytest.fail, key=lambda _message: "pay_1", policy=guard.policy)
 
     verdicts = [consuming.deliver(message()) for _ in range(5)]
 
@@ -241,7 +241,7 @@ def test_a_message_comes_later_and_no_attempt_of_its_handler_is_counted(
 def test_only_a_handler_that_was_called_has_failed(store: MemoryStore, probe: Handler) -> None:
     guard = Guard(store, policy=Policy(after_crash=probe))
     handler = Handler(error=TimeoutError("no answer"))
-    consuming = Consuming(guard, "charge", handler, key=lambda _message: "pay_1", wait=0)
+    consuming = Consuming(guard, "charge", handler, key=lambda _message: "pay_1", policy=guard.policy)
 
     verdicts = [type(consuming.deliver(message())) for _ in range(4)]
 
@@ -269,6 +269,6 @@ def test_it_is_asked_again_at_once_in_every_store(server: str, request: pytest.F
         found = guard.read("charge", "pay_1")
         assert found is not None
         assert (found.state, found.attempt) == (State.RUNNING, 1)
-        probe.error, probe.value = None, done("receipt")
+        probe.error, probe.value = None, Done("receipt")
 
         assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"

@@ -16,23 +16,23 @@ from onefold import (
     FOREVER,
     AsyncGuard,
     ClaimLost,
+    Done,
+    Failed,
     Guard,
+    Held,
     InProgress,
     MissingKey,
-    OnHold,
+    NotDone,
     OutcomeUnknown,
     Policy,
     Record,
     RememberedFailure,
+    Rerun,
     State,
     UsageError,
     current,
-    done,
-    failed,
-    not_done,
-    rerun,
 )
-from onefold._delivery.records import HISTORY_MAX
+from onefold._delivery.records import HISTORY_MAX, LEFT_OUT, SIGNED_MAX
 from onefold.events import Event, Kind
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
@@ -65,7 +65,7 @@ def charge(guard: Guard, call: Callable[[], Any] = lambda: "ok", **options: Any)
     return guard.run("charge", "pay_1", call, **options)
 
 
-def put_on_hold(store: MemoryStore, policy: Policy = HOLD) -> Guard:
+def put_held(store: MemoryStore, policy: Policy = HOLD) -> Guard:
     """A guard on this store, where a charge has ended in a doubt."""
     guard = Guard(store, policy=policy)
     with pytest.raises(OutcomeUnknown):
@@ -85,41 +85,132 @@ def signed(found: Record) -> list[str]:
 
 
 def test_a_resolution_keeps_the_age_and_the_attempts_unless_it_begins_anew(clock: Clock, store: MemoryStore) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
     clock.advance(600)
 
-    guard.resolve("charge", "pay_1", done("receipt"), **WHO)
+    guard.resolve("charge", "pay_1", Done("receipt"), **WHO)
     settled = record(store)
-    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
 
     assert (settled.age, settled.attempt) == (600, 1)
     assert (record(store).age, record(store).attempt) == (0, 0)
 
 
 def test_a_reason_cannot_be_mistaken_for_an_earlier_remark(store: MemoryStore) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
 
-    guard.resolve("charge", "pay_1", rerun(), by="eve", reason="x | before: resolved as done by ada: yes")
+    guard.resolve("charge", "pay_1", Rerun(), by="eve", reason="x | before: resolved as done by ada: yes")
 
     assert len(record(store).history) == 2
 
 
 def test_the_history_of_a_record_is_bounded_and_its_latest_remark_is_whole(store: MemoryStore) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
 
     for number in range(200):
-        guard.resolve("charge", "pay_1", done(number), by="ada", reason="x" * 100)
+        guard.resolve("charge", "pay_1", Done(number), by="ada", reason=f"{'x' * 100}{number}")
 
-    assert record(store).history[0].endswith("x" * 100)
+    *resolutions, left_out, first = record(store).history
+    latest = range(199, 199 - len(resolutions), -1)
+    assert [one.endswith(f"{'x' * 100}{number}") for one, number in zip(resolutions, latest, strict=True)] == [
+        True
+    ] * 25
+    assert (left_out, first) == (LEFT_OUT, "attempt 1 ended in OutcomeUnknown")
     assert len(record(store).remark) < HISTORY_MAX + 300
 
 
+def test_the_longest_reasons_are_whole_in_the_history_and_longer_ones_refused(store: MemoryStore) -> None:
+    guard = put_held(store)
+    reason = "x" * (SIGNED_MAX - 3)
+
+    for number in range(9):
+        guard.resolve("charge", "pay_1", Done(number), by="ada", reason=reason)
+    with pytest.raises(UsageError, match="at most 1,000 characters together"):
+        guard.resolve("charge", "pay_1", Rerun(), by="ada", reason=f"{reason}x")
+
+    *resolutions, left_out, first = record(store).history
+    assert [one.endswith(f": {reason}") for one in resolutions] == [True] * 4
+    assert (left_out, first) == (LEFT_OUT, "attempt 1 ended in OutcomeUnknown")
+
+
+def test_only_the_record_that_was_read_is_resolved(store: MemoryStore) -> None:
+    guard = put_held(store)
+    read = record(store)
+    guard.resolve("charge", "pay_1", Done("receipt"), by="ada", reason="on the statement")
+
+    with pytest.raises(UsageError, match="has changed in the meantime, and was left as it is now"):
+        guard.resolve("charge", "pay_1", Rerun(), by="bob", reason="no trace", only=read)
+    guard.resolve("charge", "pay_1", Rerun(), by="bob", reason="no trace", only=record(store))
+
+    by_bob, by_ada = "resolved as rerun by bob: no trace", "resolved as done by ada: on the statement"
+    assert signed(record(store))[:2] == [by_bob, by_ada]
+
+
+BY_ADA = "resolved as rerun by ada: asked the bank"
+FIRST = "attempt 1 ended in OutcomeUnknown"
+
+
+def test_a_later_run_keeps_who_let_it_run_and_why(store: MemoryStore) -> None:
+    guard = put_held(store)
+
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
+    seen: list[Record] = []
+
+    def timing_out() -> None:
+        seen.append(record(store))
+        raise OutcomeUnknown("again")
+
+    with pytest.raises(OutcomeUnknown):
+        charge(guard, timing_out)
+    held = record(store)
+    with pytest.raises(Held) as refused:
+        charge(guard)
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
+    outcome = charge(guard)
+    duplicate = charge(guard, pytest.fail)
+
+    assert signed(seen[0]) == [BY_ADA, FIRST]
+    assert signed(held) == [FIRST, BY_ADA, FIRST]
+    assert refused.value.remark == FIRST
+    assert signed(record(store)) == [BY_ADA, FIRST, BY_ADA, FIRST]
+    # It has run since: nobody may correct what a handler has answered.
+    assert (outcome.remark, duplicate.remark, record(store).latest_remark) == ("", "", "")
+    assert not record(store).was_resolved
+    with pytest.raises(UsageError, match="it is done, not held"):
+        guard.resolve("charge", "pay_1", Rerun(), **WHO)
+
+
+def test_a_crash_a_release_and_a_bypass_keep_it_too(clock: Clock, store: MemoryStore) -> None:
+    guard = put_held(store, Policy(after_crash="hold", max_attempts=9))
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
+    other = Guard(store, policy=Policy(after_crash="rerun"))
+
+    with pytest.raises(KeyboardInterrupt):
+        charge(other, Handler(error=KeyboardInterrupt()))
+    released = record(store)
+    with pytest.raises(SystemExit):
+        charge(guard, Handler(error=SystemExit()))
+    clock.advance(999)
+    with pytest.raises(Held):
+        charge(guard)
+    abandoned = record(store)
+    guard.resolve("charge", "pay_1", Done("receipt"), **WHO)
+    guard.run("charge", "pay_1", lambda: "again", bypass=True)
+
+    by_ada = "resolved as done by ada: asked the bank"
+    assert signed(released) == ["released: KeyboardInterrupt", BY_ADA, FIRST]
+    gone = "attempt 2 was abandoned: its lease ended without an answer"
+    assert signed(abandoned) == [gone, BY_ADA, FIRST]
+    assert signed(record(store)) == [by_ada, gone, BY_ADA, FIRST]
+    assert not record(store).was_resolved
+
+
 def test_the_event_of_a_resolution_tells_of_this_one_only(store: MemoryStore) -> None:
-    guard, events = put_on_hold(store), list[Event]()
-    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    guard, events = put_held(store), list[Event]()
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
 
     with_listener = Guard(store, on_event=events.append)
-    with_listener.resolve("charge", "pay_1", done(1), by="bob", reason="a typo")
+    with_listener.resolve("charge", "pay_1", Done(1), by="bob", reason="a typo")
 
     (event,) = [one for one in events if one.kind is Kind.RESOLVED]
     assert event.detail.startswith("resolved as done by bob at ")
@@ -127,20 +218,20 @@ def test_the_event_of_a_resolution_tells_of_this_one_only(store: MemoryStore) ->
 
 
 def test_resolved_as_done_every_duplicate_gets_the_value_and_the_record_says_who_and_why(store: MemoryStore) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
 
-    before = guard.resolve("charge", "pay_1", done("receipt"), **WHO)
+    before = guard.resolve("charge", "pay_1", Done("receipt"), **WHO)
     outcome = charge(guard, pytest.fail)
 
     assert before.state is State.HELD
     assert (outcome.value, outcome.replayed) == ("receipt", True)
-    assert record(store).remark == outcome.remark
+    assert record(store).latest_remark == outcome.remark
     assert signed(record(store)) == ["resolved as done by ada: asked the bank", "attempt 1 ended in OutcomeUnknown"]
 
 
 def test_resolved_as_failed_every_duplicate_gets_the_error(store: MemoryStore) -> None:
-    guard = put_on_hold(store, HOLD.but(remember=(ValueError,)))
-    guard.resolve("charge", "pay_1", failed(ValueError("refused")), **WHO)
+    guard = put_held(store, HOLD.replace(final_errors=(ValueError,)))
+    guard.resolve("charge", "pay_1", Failed(ValueError("refused")), **WHO)
 
     with pytest.raises(ValueError, match="refused"):
         charge(guard, pytest.fail)
@@ -162,7 +253,7 @@ def test_resolved_as_rerun_the_next_delivery_runs_with_the_same_downstream_key(s
 
     with pytest.raises(OutcomeUnknown):
         charge(guard, handler)
-    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
     remark, _ = signed(record(store))
     outcome = charge(guard, handler)
 
@@ -171,7 +262,7 @@ def test_resolved_as_rerun_the_next_delivery_runs_with_the_same_downstream_key(s
     assert remark == "resolved as rerun by ada: asked the bank"
 
 
-@pytest.mark.parametrize("resolution", [done("receipt"), failed(ValueError("refused")), rerun()])
+@pytest.mark.parametrize("resolution", [Done("receipt"), Failed(ValueError("refused")), Rerun()])
 def test_after_a_resolution_the_late_owner_is_refused(clock: Clock, store: MemoryStore, resolution: Any) -> None:
     guard = Guard(store, policy=HOLD)
     resolved: list[Record] = []
@@ -195,15 +286,15 @@ def test_only_what_is_in_doubt_can_be_resolved(store: MemoryStore) -> None:
     die_running(store, "charge", "running", HOLD)
 
     with pytest.raises(UsageError, match="it is done, not held"):
-        guard.resolve("charge", "pay_1", rerun(), **WHO)
+        guard.resolve("charge", "pay_1", Rerun(), **WHO)
     with pytest.raises(InProgress):
-        guard.resolve("charge", "running", rerun(), **WHO)
+        guard.resolve("charge", "running", Rerun(), **WHO)
 
 
-@pytest.mark.parametrize("first", [done("recipt"), failed(ValueError("refused")), rerun()])
-@pytest.mark.parametrize("second", [done("receipt"), failed(KeyError("gone")), rerun()])
+@pytest.mark.parametrize("first", [Done("recipt"), Failed(ValueError("refused")), Rerun()])
+@pytest.mark.parametrize("second", [Done("receipt"), Failed(KeyError("gone")), Rerun()])
 def test_what_was_resolved_by_hand_can_be_corrected_by_hand(store: MemoryStore, first: Any, second: Any) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
 
     guard.resolve("charge", "pay_1", first, **WHO)
     before = guard.resolve("charge", "pay_1", second, by="bob", reason="a typo")
@@ -218,47 +309,67 @@ def test_what_was_resolved_by_hand_can_be_corrected_by_hand(store: MemoryStore, 
 
 
 def test_a_value_that_a_person_gives_is_of_its_own_type_unless_told(store: MemoryStore) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
     paid = Decimal("4.20")
 
-    with pytest.raises(UsageError, match=r"done\(object\) cannot be stored: .*Pass returns="):
-        guard.resolve("charge", "pay_1", done(object()), **WHO)
-    guard.resolve("charge", "pay_1", done(paid), **WHO)
+    with pytest.raises(UsageError, match=r"Done\(object\) cannot be stored: .*Pass returns="):
+        guard.resolve("charge", "pay_1", Done(object()), **WHO)
+    guard.resolve("charge", "pay_1", Done(paid), **WHO)
 
     assert charge(guard, pytest.fail, returns=Decimal).value == paid
 
 
 def test_what_ran_after_a_resolution_is_not_corrected(store: MemoryStore) -> None:
-    guard = put_on_hold(store)
-    guard.resolve("charge", "pay_1", rerun(), **WHO)
+    guard = put_held(store)
+    guard.resolve("charge", "pay_1", Rerun(), **WHO)
     charge(guard)
 
     with pytest.raises(UsageError, match="it is done, not held"):
-        guard.resolve("charge", "pay_1", rerun(), **WHO)
+        guard.resolve("charge", "pay_1", Rerun(), **WHO)
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
         ("done", "a str"),
-        (done, "done without parentheses"),
-        (rerun, "rerun without parentheses"),
+        (Done, "Done without parentheses"),
+        (Rerun, "Rerun without parentheses"),
         (None, "a NoneType"),
         (True, "a bool"),
-        (not_done(), "a NotDone"),
+        (NotDone(), "a NotDone"),
     ],
     ids=repr,
 )
 def test_what_is_no_resolution_is_refused_and_changes_nothing(store: MemoryStore, wrong: Any, named: str) -> None:
-    guard = put_on_hold(store)
+    guard = put_held(store)
     before = record(store)
 
     with pytest.raises(
-        UsageError, match=rf"done\(value\), failed\(error\) or rerun\(\), not {named}\. Nothing was changed"
+        UsageError, match=rf"Done\(value\), Failed\(error\) or Rerun\(\), not {named}\. Nothing was changed"
     ):
         guard.resolve("charge", "pay_1", wrong, **WHO)
 
     assert record(store) == before
+
+
+def test_an_async_guard_resolves_only_the_record_that_was_read() -> None:
+    guard = AsyncGuard("memory:", policy=HOLD)
+
+    async def doubtful() -> int:
+        raise OutcomeUnknown
+
+    async def story() -> Record | None:
+        with pytest.raises(OutcomeUnknown):
+            await guard.run("charge", "pay_1", doubtful)
+        read = await guard.read("charge", "pay_1")
+        await guard.resolve("charge", "pay_1", Rerun(), **WHO, only=read)
+        with pytest.raises(UsageError, match="has changed in the meantime"):
+            await guard.resolve("charge", "pay_1", Done(7), **WHO, only=read)
+        return await guard.read("charge", "pay_1")
+
+    found = asyncio.run(story())
+    assert found is not None
+    assert found.state is State.OPEN
 
 
 def test_an_async_guard_resolves_and_forgets_too() -> None:
@@ -270,7 +381,7 @@ def test_an_async_guard_resolves_and_forgets_too() -> None:
     async def story() -> tuple[int, list[bool], Record | None]:
         with pytest.raises(OutcomeUnknown):
             await guard.run("charge", "pay_1", doubtful)
-        await guard.resolve("charge", "pay_1", done(7), **WHO)
+        await guard.resolve("charge", "pay_1", Done(7), **WHO)
         replayed = await guard.run("charge", "pay_1", doubtful)
         forgotten = [await guard.forget("charge", "pay_1") for _ in range(2)]
         return replayed.value, forgotten, await guard.read("charge", "pay_1")
@@ -321,10 +432,10 @@ def test_a_bypass_of_a_decorated_function_runs_it_and_is_refused_while_it_runs_o
     assert decorated.bypass(1).replayed is False
     assert handler.starts == 2
     die_running(store, "charge", "running", HOLD)
-    put_on_hold(store)
+    put_held(store)
     with pytest.raises(InProgress):
         guard.run("charge", "running", pytest.fail, bypass=True)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         charge(guard, pytest.fail, bypass=True)
 
 
@@ -389,7 +500,7 @@ def test_words_that_not_every_store_can_keep_are_written_out() -> None:
     with Guard("memory:", policy=HOLD) as guard:
         with pytest.raises(TimeoutError):
             guard.run("charge", "pay_1", Handler(error=TimeoutError()))
-        guard.resolve("charge", "pay_1", done(), by="ada\0", reason="why \udfff")
+        guard.resolve("charge", "pay_1", Done(), by="ada\0", reason="why \udfff")
         resolved = guard.read("charge", "pay_1")
 
     assert kept is not None

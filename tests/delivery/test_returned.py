@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, OnHold, OutcomeUnknown, Policy, State, UsageError, current
+from onefold import AsyncGuard, Guard, Held, OutcomeUnknown, Policy, State, UsageError, current
 
 HOLD = Policy(after_crash="hold")
 
@@ -27,7 +27,7 @@ def stream(order: str = "o-1") -> Any:
     yield order
 
 
-async def stream_awaited(order: str = "o-1") -> Any:
+async def stream_async(order: str = "o-1") -> Any:
     effects.append("stream")
     yield order
 
@@ -55,7 +55,7 @@ def traced(*args: Any) -> Any:
 
 NOT_STARTED: dict[str, Callable[..., Any]] = {
     "a generator function": stream,
-    "an async generator function": stream_awaited,
+    "an async generator function": stream_async,
     "a coroutine function": fetch,
     "a method": Orders().stream,
     "an async method": Orders().fetch,
@@ -90,9 +90,9 @@ def charge_and_stream() -> Any:
     return stream()
 
 
-def charge_and_stream_awaited() -> Any:
+def charge_and_stream_async() -> Any:
     effects.append("charged")
-    return stream_awaited()
+    return stream_async()
 
 
 def primed() -> Any:
@@ -117,7 +117,7 @@ def traced_charge() -> Any:
 RAN: dict[str, Callable[..., Any]] = {
     "a generator expression": charge,
     "a generator": charge_and_stream,
-    "an async generator": charge_and_stream_awaited,
+    "an async generator": charge_and_stream_async,
     "a generator that has begun": functools.wraps(stream)(primed),
     "a method": Charges().charge,
     "a callable object": Charges(),
@@ -151,8 +151,8 @@ def test_where_it_ran_in_a_transaction_or_a_batch_or_a_step_it_is_done_too(tmp_p
     def handler() -> None:
         assert list(current().step("charge", charge)) == ["a", "b"]
 
-    credit.outcome("k")  # type: ignore[call-arg]
-    assert credit.outcome("k").omitted  # type: ignore[call-arg]
+    credit.outcome("k")
+    assert credit.outcome("k").omitted
     for _ in range(2):
         guard.run_batch("batch", ["m"], key=str, handler=lambda _message: charge())
     guard.run("steps", "k", handler)
@@ -200,17 +200,19 @@ async def run_async(
 
 @pytest.mark.parametrize("handler", [charge_and_forget, charge_again, functools.partial(charge_again)])
 def test_where_it_ran_and_returned_a_coroutine_its_outcome_is_unknown(handler: Callable[..., Any]) -> None:
-    assert asyncio.run(run_async(handler, HOLD, 2, [UsageError, OnHold])) is State.HELD
+    assert asyncio.run(run_async(handler, HOLD, 2, [UsageError, Held])) is State.HELD
     assert effects == ["charged"]
 
 
 def test_the_same_where_a_blocking_handler_did() -> None:
-    assert run(charge_blocking, HOLD, 2, [UsageError, OnHold]) is State.HELD
+    assert run(charge_blocking, HOLD, 2, [UsageError, Held]) is State.HELD
     assert effects == ["charged"]
 
 
 def test_under_rerun_it_is_as_any_error_and_says_that_it_ran() -> None:
     assert run(charge_blocking, Policy(), 2, [OutcomeUnknown, UsageError]) is None
     assert asyncio.run(run_async(charge_and_forget, Policy(), 1, [UsageError])) is None
-    with pytest.raises(UsageError, match=r"has run, and returned the coroutine fetch\(\).*Await it in the handler"):
+    with pytest.raises(
+        UsageError, match=r"the handler ran, and returned the coroutine fetch\(\).*Await it in the handler"
+    ):
         Guard("memory:").run("charge", "pay_1", charge_blocking)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, OnHold, OutcomeUnknown, Policy, State, StoreUnavailable, current
+from onefold import AsyncGuard, Guard, Held, OutcomeUnknown, Policy, State, StoreUnavailable, current
 from onefold._model import Claim
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -105,7 +105,7 @@ def test_a_log_that_cannot_be_kept_stops_the_handler_and_the_next_attempt_knows_
 
     assert isinstance(raised.value.__cause__, StoreUnavailable)
     assert steps == ["pay"]
-    assert "not_remembered" in heard.kinds
+    assert "not_recorded" in heard.kinds
     assert guard.run("charge", "pay_1", handler).value == "paid and shipped"
     assert steps == ["pay", "ship"]
 
@@ -135,7 +135,7 @@ def test_under_hold_a_person_is_asked(store: Store, clock: Clock, stall: Stall, 
         guard.run("charge", "pay_1", handler)
     store.down.clear()
     clock.advance(31)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_1", handler)
 
     found = store.inner.read(CHARGE)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from onefold import AsyncGuard, Guard, OnHold, Policy, State, StoreUnavailable, current
+from onefold import AsyncGuard, Guard, Held, Policy, State, StoreUnavailable, current
 from onefold._model import Claim, Ending
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -259,7 +259,7 @@ def test_a_write_that_is_under_way_when_the_handler_ends_does_not_overtake_the_l
     assert found is not None
     assert found.state is State.HELD
     assert set(msgspec.msgpack.decode(found.notes or b"")) == {"first", "second"}
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_1", handler)
 
 

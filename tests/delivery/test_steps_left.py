@@ -18,17 +18,17 @@ import pytest
 from onefold import (
     AsyncGuard,
     ClaimLost,
+    Done,
     Guard,
+    Held,
     InProgress,
     InsideItself,
-    OnHold,
+    NotDone,
     Policy,
+    Rerun,
     State,
     UsageError,
     current,
-    done,
-    not_done,
-    rerun,
 )
 from onefold.current import Current
 from onefold.http.client import Transport
@@ -41,7 +41,7 @@ WAYS: dict[str, Any] = {
     "rerun": "rerun",
     "hold": "hold",
     "skip": "skip",
-    "a probe": lambda _running: not_done(),
+    "a probe": lambda _running: NotDone(),
 }
 
 
@@ -103,9 +103,9 @@ def test_a_step_that_outlives_its_handler_is_kept_in_the_log_and_never_repeated(
 
         clock.advance(LEASE)
         if way == "hold":
-            with pytest.raises(OnHold):
+            with pytest.raises(Held):
                 await guard.run("order", "o-1", handler)
-            await guard.resolve("order", "o-1", rerun(), by="me", reason="looked")
+            await guard.resolve("order", "o-1", Rerun(), by="me", reason="looked")
         await guard.run("order", "o-1", handler)
 
         assert shop.sent == ["pay"]
@@ -113,10 +113,10 @@ def test_a_step_that_outlives_its_handler_is_kept_in_the_log_and_never_repeated(
 
     asyncio.run(main())
 
-    (words,) = [record.getMessage() for record in caplog.records if record.name == "onefold"]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "onefold"]
     digest = Guard("memory:").address("order", "o-1").digest
-    assert f"order [key {digest}]: its handler ended in ValueError while its step 'pay' was under way" in words
-    assert "return_exceptions=True" in words
+    assert f"order [key {digest}]: its handler ended in ValueError while its step 'pay' was under way" in message
+    assert "return_exceptions=True" in message
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,9 +148,9 @@ def test_the_same_by_threads(way: str) -> None:
 
         clock.advance(LEASE)
         if way == "hold":
-            with pytest.raises(OnHold):
+            with pytest.raises(Held):
                 guard.run("order", "o-1", handler)
-            guard.resolve("order", "o-1", rerun(), by="me", reason="looked")
+            guard.resolve("order", "o-1", Rerun(), by="me", reason="looked")
         guard.run("order", "o-1", handler)
 
     assert shop.sent == ["pay"]
@@ -195,7 +195,7 @@ def test_a_final_error_stays_final_and_the_step_is_told_that_its_handler_had_end
             raise ValueError("declined")
 
         tasks: list[asyncio.Task[None]] = []
-        guard = AsyncGuard("memory:", policy=Policy(remember=(ValueError,)))
+        guard = AsyncGuard("memory:", policy=Policy(final_errors=(ValueError,)))
         with pytest.raises(ValueError, match="declined"):
             await guard.run("order", "o-1", handler)
         go_on.set()
@@ -204,7 +204,7 @@ def test_a_final_error_stays_final_and_the_step_is_told_that_its_handler_had_end
         found = await guard.read("order", "o-1")
         assert found is not None
         assert found.state is State.FAILED
-        assert "the step 'pay' has run to its end, but its handler had ended before" in str(late[0])
+        assert "the step 'pay' finished after its handler had ended" in str(late[0])
         assert late[0].value == "paid"
 
     asyncio.run(main())
@@ -234,7 +234,7 @@ def test_a_step_that_was_interrupted_makes_the_outcome_unknown(
 ) -> None:
     async def main() -> None:
         shop, begun, go_on = Shop(), asyncio.Event(), asyncio.Event()
-        after_crash: Any = (lambda _running: done("asked")) if way == "a probe" else way
+        after_crash: Any = (lambda _running: Done("asked")) if way == "a probe" else way
         guard = AsyncGuard("memory:", policy=Policy(after_crash=after_crash))
         handler = in_a_group(shop, begun, go_on)
 
@@ -244,7 +244,7 @@ def test_a_step_that_was_interrupted_makes_the_outcome_unknown(
             with pytest.raises(ExceptionGroup):
                 await guard.run("order", "o-1", handler)
         if way == "hold":
-            with pytest.raises(OnHold, match="ended in ExceptionGroup, after its step 'pay' was interrupted"):
+            with pytest.raises(Held, match="ended in ExceptionGroup, after its step 'pay' was interrupted"):
                 await guard.run("order", "o-1", handler)
         else:
             await guard.run("order", "o-1", handler)
@@ -265,7 +265,7 @@ def test_under_rerun_its_provider_is_not_trusted_for_longer_than_it_remembers() 
             await guard.run("order", "o-1", handler)
         clock.advance(3_601)
 
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             await guard.run("order", "o-1", handler)
         assert shop.sent == ["pay"]
 
@@ -359,7 +359,7 @@ def test_a_handler_that_returns_while_a_step_is_under_way_is_done_and_warned(cap
     with ThreadPoolExecutor(1) as pool:
         outcome = Guard("memory:").run("order", "o-1", handler)
         go_on.set()
-        with pytest.raises(ClaimLost, match="its handler had ended before"):
+        with pytest.raises(ClaimLost, match="finished after its handler had ended"):
             futures[0].result(PATIENCE)
 
     assert outcome.value == "paid, I hope"
@@ -532,5 +532,5 @@ def test_a_coroutine_in_the_place_of_a_function_is_a_mistake_that_says_what_to_w
             await AsyncGuard("memory:").run("order", "o-1", handler)
 
     asyncio.run(main())
-    with pytest.raises(UsageError, match="needs a function to call, and not int"):
+    with pytest.raises(UsageError, match="needs a function to call, not int"):
         Guard("memory:").run("order", "o-1", lambda: current().step("pay", 5))  # type: ignore[arg-type]

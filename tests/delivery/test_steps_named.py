@@ -139,7 +139,7 @@ def mailing(sent: list[str]) -> Callable[[], None]:
 def test_two_steps_of_one_name_are_refused(policy: Policy) -> None:
     sent: list[str] = []
 
-    with pytest.raises(UsageError, match=r"the step 'mail' was taken before in this run: a name is one effect"):
+    with pytest.raises(UsageError, match=r"the step 'mail' was used before in this run: a name stands for one effect"):
         Guard("memory:").run("mail", "m1", mailing(sent), policy=policy)
 
     assert sent == ["a"]
@@ -153,7 +153,7 @@ def test_two_steps_of_one_name_are_refused_in_a_transaction(tmp_path: Path) -> N
         def handler(key: str, *, tx: sqlite3.Connection = TX) -> None:
             mailing(sent)()
 
-        with pytest.raises(UsageError, match="'mail' was taken before in this run"):
+        with pytest.raises(UsageError, match="'mail' was used before in this run"):
             handler("m1")
 
 
@@ -174,7 +174,7 @@ def test_two_steps_of_one_name_are_refused_where_they_are_gathered() -> None:
 
     async def main() -> None:
         async with AsyncGuard("memory:") as guard:
-            with pytest.raises(UsageError, match="'mail' was taken before in this run"):
+            with pytest.raises(UsageError, match="'mail' was used before in this run"):
                 await guard.run("mail", "m1", handler)
 
     asyncio.run(main())
@@ -223,7 +223,7 @@ def test_a_later_attempt_replays_by_name_and_refuses_a_second_one_too() -> None:
 
     with pytest.raises(ValueError, match="declined"):
         guard.run("order", "o-1", handler)
-    with pytest.raises(UsageError, match="'reserve' was taken before"):
+    with pytest.raises(UsageError, match="'reserve' was used before"):
         guard.run("order", "o-1", handler)
     guard.run("order", "o-1", handler)
 
@@ -234,13 +234,15 @@ def test_on_a_real_broker_such_a_message_goes_to_the_dead_letters_with_its_reaso
     rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rabbitmq_consumer, "FAILED_DELAY", 0.01)
-    place, effects = Environment(rabbitmq_url, rabbitmq_name), list[str]()
+    environment, effects = Environment(rabbitmq_url, rabbitmq_name), list[str]()
     handler = reserving(effects)
-    place.send_keyed("pay-1")
+    environment.send_keyed("pay-1")
 
-    with Consumer("pika", place, f"sqlite:///{tmp_path / 'records.db'}", lambda _delivery: handler() and None) as one:
+    with Consumer(
+        "pika", environment, f"sqlite:///{tmp_path / 'records.db'}", lambda _delivery: handler() and None
+    ) as one:
         until(lambda: one.acks == 1, "it is off the queue")
 
-    assert place.count(place.dead) == 1
-    assert "the step 'reserve' was finished by an earlier" in place.letter()[0].headers["x-onefold-reason"]
+    assert environment.count(environment.dead) == 1
+    assert "the step 'reserve' was finished by an earlier" in environment.letter()[0].headers["x-onefold-reason"]
     assert effects == ["reserve"]

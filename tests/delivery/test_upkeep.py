@@ -12,18 +12,18 @@ import pytest
 
 from onefold import (
     AsyncGuard,
+    Done,
     Event,
     Guard,
+    Held,
     InProgress,
-    OnHold,
+    NotDone,
     Outcome,
     Policy,
     StoreUnavailable,
     UsageError,
-    done,
-    not_done,
 )
-from onefold._heartbeat.threaded import Heartbeat
+from onefold._heartbeat.sync_guards import Heartbeat
 from onefold.events import Teller
 from onefold.keys import address
 from onefold.stores.base import Claim, Entry
@@ -75,7 +75,7 @@ def test_the_thread_ends_too_where_it_was_the_last_to_know_of_its_guard(monkeypa
 
 @pytest.mark.parametrize("kind", [Guard, AsyncGuard])
 def test_a_guard_is_shown_without_its_password(kind: Any) -> None:
-    shown = repr(kind("sqlite://user:p@ssw0rd@host/x"))
+    shown = repr(kind("redis://user:p%40ssw0rd@host/0"))
 
     assert "ssw0rd" not in shown
     assert "user:***@host" in shown
@@ -105,7 +105,7 @@ def test_a_record_is_resolved_by_the_policy_of_its_own_operation() -> None:
     guard = Guard("memory:")
     charge = hold(guard, Policy(after_crash="hold", keep="forever"))
 
-    guard.resolve("charge", "pay_1", done("paid"), by="maria", reason="on the statement")
+    guard.resolve("charge", "pay_1", Done("paid"), by="maria", reason="on the statement")
 
     record = guard.read("charge", "pay_1")
     assert record is not None
@@ -117,8 +117,8 @@ def test_a_value_that_cannot_be_stored_does_not_resolve_anything() -> None:
     guard = Guard("memory:")
     hold(guard, Policy(after_crash="hold"))
 
-    with pytest.raises(UsageError, match=r"done\(object\) cannot be stored"):
-        guard.resolve("charge", "pay_1", done(object()), by="maria", reason="why")
+    with pytest.raises(UsageError, match=r"Done\(object\) cannot be stored"):
+        guard.resolve("charge", "pay_1", Done(object()), by="maria", reason="why")
 
     record = guard.read("charge", "pay_1")
     assert record is not None
@@ -189,7 +189,7 @@ def test_a_claim_whose_lease_ended_before_the_handler_started_is_given_back(monk
 def test_a_start_after_a_probe_is_counted_once_though_it_was_sent_again() -> None:
     clock = Clock()
     store = ProxyStore(MemoryStore(clock=clock))
-    guard = Guard(store, policy=Policy(after_crash=lambda _current: not_done()))
+    guard = Guard(store, policy=Policy(after_crash=lambda _current: NotDone()))
     store.inner.claim(Entry(address=address("charge", "pay_1"), token=b"dead", lease=30.0))
     clock.advance(31)
     # The first take-over asks the probe, the second counts the start: its answer is lost on the way.
@@ -210,7 +210,7 @@ def interrupted() -> None:
 def test_a_batch_that_died_uses_up_no_attempt_of_a_message_that_had_not_started() -> None:
     clock = Clock()
     store = BatchingProxyStore(MemoryStore(clock=clock))
-    guard = Guard(store, policy=Policy(attempts_max=1))
+    guard = Guard(store, policy=Policy(max_attempts=1))
 
     def die(_message: str) -> None:
         store.die()
@@ -223,6 +223,6 @@ def test_a_batch_that_died_uses_up_no_attempt_of_a_message_that_had_not_started(
 
     outcomes = guard.run_batch("credit", ["a", "b"], key=str, handler=str.upper)
 
-    assert isinstance(outcomes[0], OnHold)
+    assert isinstance(outcomes[0], Held)
     assert isinstance(outcomes[1], Outcome)
     assert outcomes[1].value == "B"

@@ -13,6 +13,7 @@ from django.core.management import call_command
 
 from onefold import Guard, StoreUnavailable
 from onefold.stores import schema
+from onefold.stores.sql.records import VERSION
 from tests.stores.django.project import alias_of, ledger_at, project
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import Handler
@@ -54,7 +55,7 @@ def test_the_migrations_make_what_the_store_wants_and_there_is_nothing_left_to_m
         migrate(alias)
 
         assert guard.run("charge", "c1", Handler("paid")).value == "paid"
-    assert version(ledger) == 2
+    assert version(ledger) == VERSION
 
 
 def test_each_version_has_a_migration(alias: str, ledger: Ledger) -> None:
@@ -110,5 +111,5 @@ def test_the_command_for_tables_knows_django(alias: str, ledger: Ledger) -> None
 
     assert described is not None
     assert "CREATE TABLE IF NOT EXISTS onefold_records" in described
-    assert applied == [f"django://{alias}: the tables of Onefold are there, version 2"]
+    assert applied == [f"django://{alias}: Onefold's tables exist, version {VERSION}"]
     assert ledger.tables() >= TABLES

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onefold import OPERATION_MAX, SCOPE_MAX, AsyncGuard, Guard, OnefoldError, Policy, UsageError, done
+from onefold import AsyncGuard, Done, Guard, OnefoldError, Policy, UsageError
+from onefold.keys import OPERATION_MAX, SCOPE_MAX
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support import Handler, Heard
 
@@ -26,7 +29,7 @@ def pay(payment_id: str, amount: int = 1, *, trace: object = None) -> str:
     return payment_id
 
 
-async def pay_awaited(payment_id: str) -> str:
+async def pay_async(payment_id: str) -> str:
     return payment_id
 
 
@@ -34,7 +37,7 @@ def stream(payment_id: str) -> Iterator[str]:
     yield payment_id
 
 
-async def stream_awaited(payment_id: str) -> AsyncIterator[str]:
+async def stream_async(payment_id: str) -> AsyncIterator[str]:
     yield payment_id
 
 
@@ -54,32 +57,74 @@ def decorate(function: Any = pay, **options: Any) -> Any:
     return Guard("memory:").idempotent("charge", **({"key": "payment_id"} | options))(function)
 
 
-def decorate_awaited(function: Any) -> Any:
+def guard_of_a_connection() -> Guard:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return Guard(connection)  # type: ignore[arg-type]
+
+
+def decorate_async(function: Any) -> Any:
     return AsyncGuard("memory:").idempotent("charge", key="payment_id")(function)
 
 
 SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown scheme": (lambda: Guard("memroy:"), r"store='memroy:'.*did you mean 'memory'"),
-    "no scheme at all": (lambda: AsyncGuard("onefold.db"), r"store='onefold.db'.*Known are .*memory:"),
-    "a store of another kind": (lambda: Guard(3), r"store=int is not a store: pass a URL .* a Store, or a function"),
+    "no scheme at all": (lambda: AsyncGuard("onefold.db"), r"store='onefold.db'.*Known: .*memory:"),
+    "a store of another kind": (lambda: Guard(3), r"store=int is not a store: pass a URL .* a Store, or a function"),  # type: ignore[arg-type]
     "a memory store with a path": (lambda: Guard("memory:x").store, r"'memory:x': .* memory:\?limit="),
     "a limit that is not a number": (lambda: Guard("memory:?limit=x").store, r"limit='x' has to be a whole number"),
-    "an async store for a sync guard": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),
-    "a sync store for an async guard": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),
+    "an async store for a sync guard": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),  # type: ignore[arg-type]
+    "a sync store for an async guard": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),  # type: ignore[arg-type]
     "a negative duration": (lambda: Policy(lease=-1), "lease=-1 is negative: .* zero or more"),
     "a negative timedelta": (lambda: Policy(keep=timedelta(-1)), r"keep=.* is negative"),
     "a negative duration in words": (lambda: Policy(wait="-5s"), r"wait='-5s' is negative"),
-    "a duration of nothing": (lambda: Policy(keep=0), "keep=0 is zero: it has to be more"),
+    "a duration of nothing": (lambda: Policy(keep=0), "keep=0 has to be more than zero"),
     "a duration without a unit": (lambda: Policy(keep="24"), r"keep='24' is not a duration: .*\"30s\""),
     "a duration that is a bool": (lambda: Policy(keep=True), "keep=True is not a duration"),
     "a duration that is not a number": (lambda: Policy(keep=float("nan")), "keep=nan is not a duration"),
     "a lease without an end": (lambda: Policy(lease="forever"), "lease=.*give it an end"),
     "an unknown way": (lambda: Policy(after_crash="rernu"), "after_crash='rernu' .*did you mean 'rerun'"),  # type: ignore[arg-type]
-    "no attempts": (lambda: Policy(attempts_max=0), "attempts_max=0 has to be a whole number, 1 or more"),
-    "one exception": (lambda: Policy(remember=ValueError), r"write remember=\(ValueError,\)"),  # type: ignore[arg-type]
-    "no exception": (lambda: Policy(unknown=(3,)), "unknown= holds 3"),  # type: ignore[arg-type]
-    "a name where a class is needed": (lambda: Policy(remember=("x.Declined",)), "remember="),  # type: ignore[arg-type]
-    "an interrupt as an answer": (lambda: Policy(remember=(KeyboardInterrupt,)), "remember="),  # type: ignore[arg-type]
+    "no attempts": (lambda: Policy(max_attempts=0), "max_attempts=0 has to be a whole number, 1 or more"),
+    "one exception": (lambda: Policy(final_errors=ValueError), r"write final_errors=\(ValueError,\)"),  # type: ignore[arg-type]
+    "no exception": (lambda: Policy(ambiguous_errors=(3,)), "ambiguous_errors= holds 3"),  # type: ignore[arg-type]
+    "the name of an exception without its module": (
+        lambda: Policy(ambiguous_errors=("TimeoutError",)),
+        r"ambiguous_errors= holds 'TimeoutError'.*write 'module.Class', such as 'builtins.TimeoutError'",
+    ),
+    "the name of an exception with a colon": (
+        lambda: Policy(ambiguous_errors=("shop:Late",)),
+        "ambiguous_errors= holds 'shop:Late'",
+    ),
+    "the name of no exception": (
+        lambda: Policy(ambiguous_errors=("builtins.TimoutError",)),
+        "builtins has no such exception: did you mean 'TimeoutError'",
+    ),
+    "the name of an exception that has another": (
+        lambda: Policy(ambiguous_errors=("sqlite3.DatabaseErrors",)),
+        "sqlite3 has no such exception: did you mean 'DatabaseError'",
+    ),
+    "an exception by another module's name": (
+        lambda: Policy(ambiguous_errors=("asyncio.TimeoutError",)),
+        "is defined as builtins.TimeoutError: write 'builtins.TimeoutError'",
+    ),
+    "a probe without an argument": (
+        lambda: Policy(after_crash=pay_nothing),  # type: ignore[arg-type]
+        "after_crash=pay_nothing: a probe is called with one argument",
+    ),
+    "a connection as a store": (guard_of_a_connection, r"is a connection, .* guard\.within\("),
+    "the key of a batch by name": (
+        lambda: Guard("memory:").run_batch("charge", [1], key="id", handler=pay),  # type: ignore[arg-type]
+        "key='id': a batch needs a function of the message",
+    ),
+    "the payload of a batch by name": (
+        lambda: Guard("memory:").run_batch("charge", [1], key=str, handler=pay, payload="amount"),  # type: ignore[arg-type]
+        "payload='amount': a batch needs a function of the message",
+    ),
+    "the key of a polled batch by name": (
+        lambda: Guard("memory:").within(object()).fresh("charge", [1], key="id"),  # type: ignore[arg-type]
+        "key='id': a batch needs a function of the message",
+    ),
+    "a name where a class is needed": (lambda: Policy(final_errors=("x.Declined",)), "final_errors="),  # type: ignore[arg-type]
+    "an interrupt as an answer": (lambda: Policy(final_errors=(KeyboardInterrupt,)), "final_errors="),  # type: ignore[arg-type]
     "a limit without a rerun": (lambda: Policy(after_crash="hold", rerun_within="1h"), "rerun_within="),
     "a crash in seen mode": (lambda: Policy(mode="seen", after_crash="hold"), "leave after_crash= out"),
     "a policy of another kind": (lambda: decorate(policy={"keep": 1}), "policy=dict has to be a Policy"),
@@ -87,9 +132,9 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Guard("memory:").run("charge", 1, pay_nothing, policy={"keep": 1}),  # type: ignore[arg-type]
         "policy=dict has to be a Policy",
     ),
-    "a scope that names an argument": (
-        lambda: decorate(scope="trace"),
-        r"scope='trace' is one scope for all calls, and not the argument of pay\(\).* Pass a function",
+    "a scope that names no argument": (
+        lambda: decorate(scope="acme"),
+        r"scope='acme' is not an argument of pay\(.*One scope for all calls belongs to the guard",
     ),
     "no operation": (lambda: Guard("memory:").run(" ", 1, pay_nothing), "operation=' ' has to be a name"),
     "an operation too long": (
@@ -108,20 +153,20 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: decorate(functools.partial(pay, trace=1), key="paymnt_id"),
         "key='paymnt_id' .*did you mean 'payment_id'",
     ),
-    "async under a guard": (lambda: decorate(pay_awaited), r"pay_awaited\(\) is async.* use an AsyncGuard"),
-    "blocking under an async guard": (lambda: decorate_awaited(pay), r"pay\(\) is not async.* use a Guard"),
+    "async under a guard": (lambda: decorate(pay_async), r"pay_async\(\) is async.* use an AsyncGuard"),
+    "blocking under an async guard": (lambda: decorate_async(pay), r"pay\(\) is not async.* use a Guard"),
     "a generator": (lambda: decorate(stream), r"stream\(\) is a generator.* return a value instead"),
-    "an async generator": (lambda: decorate_awaited(stream_awaited), r"stream_awaited\(\) is a generator"),
+    "an async generator": (lambda: decorate_async(stream_async), r"stream_async\(\) is a generator"),
     "a static method below": (lambda: decorate(staticmethod(pay)), "put @staticmethod above .*: pay"),
     "a class method below": (lambda: decorate(classmethod(opaque)), "put @classmethod above .*: opaque"),  # type: ignore[arg-type]
     "no function": (lambda: decorate(3), "3 is not a function"),
     "an annotation that cannot be stored": (
         lambda: decorate(opaque),
-        r"what opaque\(\) returns cannot be remembered: .*Opaque.*Policy\(keep_result=False\)",
+        r"the result of opaque\(\) cannot be remembered: .*Opaque.*Policy\(keep_result=False\)",
     ),
     "a type that cannot be stored": (
         lambda: Guard("memory:").run("charge", 1, pay_nothing, returns=Opaque),
-        r"pay_nothing\(\) returns cannot be remembered: .*Opaque",
+        r"pay_nothing\(\) cannot be remembered: .*Opaque",
     ),
     "an annotation that is never defined": (
         lambda: decorate(never_named)("pay_1"),
@@ -140,11 +185,11 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
         "the argument 'trace' .*cannot be fingerprinted",
     ),
     "a payload that has no form, run by hand": (
-        lambda: Guard("memory:").run("charge", 1, pay_nothing, fingerprint=Opaque()),
-        "fingerprint=.*Opaque",
+        lambda: Guard("memory:").run("charge", 1, pay_nothing, payload=Opaque()),
+        "payload=.*Opaque",
     ),
     "nothing to resolve": (
-        lambda: Guard("memory:").resolve("charge", 1, done(1), by="me", reason="why"),
+        lambda: Guard("memory:").resolve("charge", 1, Done(1), by="me", reason="why"),
         "there is no record of it, so there is nothing to resolve",
     ),
     "a guard that is closed": (lambda: _closed().run("charge", 1, pay_nothing), "this guard is closed"),
@@ -177,9 +222,9 @@ def test_an_error_about_a_url_does_not_show_its_password() -> None:
 
 
 NOTHING_RAN: dict[str, Callable[[], Any]] = {
-    "a coroutine": lambda: pay_awaited("pay_1"),
+    "a coroutine": lambda: pay_async("pay_1"),
     "a generator": lambda: stream("pay_1"),
-    "an async generator": lambda: stream_awaited("pay_1"),
+    "an async generator": lambda: stream_async("pay_1"),
 }
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from onefold import (
     AsyncGuard,
+    Done,
     Guard,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
-    OnHold,
+    NotDone,
     Outcome,
     Policy,
     State,
+    Unknown,
     current,
-    done,
-    not_done,
-    unknown,
 )
 from onefold.stores.base import Query
 from onefold.stores.memory import AsyncMemoryStore
@@ -63,12 +63,12 @@ class Consumer:
     ) -> list[Any]:
         options = {"key": str} | options
 
-        async def handler_awaited(message: Any) -> Any:
+        async def handler_async(message: Any) -> Any:
             return handler(message)
 
         if self.is_async:
             guard = AsyncGuard(self.proxy, policy=policy, on_event=self.heard)
-            return asyncio.run(guard.run_batch("charge", messages, handler=handler_awaited, **options))
+            return asyncio.run(guard.run_batch("charge", messages, handler=handler_async, **options))
         return Guard(self.proxy, policy=policy, on_event=self.heard).run_batch(
             "charge", messages, handler=handler, **options
         )
@@ -78,14 +78,14 @@ class Consumer:
         return [None if record is None else record.state for record in found]
 
 
-@pytest.fixture(params=["blocking", "blocking, one by one", "async", "awaited, one by one"])
+@pytest.fixture(params=["blocking", "blocking, one by one", "async", "async, one by one"])
 def consumer(request: pytest.FixtureRequest) -> Consumer:
     return Consumer(is_async="async" in request.param, batching="one by one" not in request.param)
 
 
 def shown(results: Sequence[Any]) -> list[Any]:
     """Each outcome as its value, each error as its class."""
-    return [result.value if isinstance(result, Outcome) else type(result) for result in results]
+    return [result.value_or(None) if isinstance(result, Outcome) else type(result) for result in results]
 
 
 # Row 55.
@@ -108,7 +108,7 @@ def test_equal_keys_share_an_error_too_and_another_payload_is_refused(consumer: 
         return message[1]
 
     messages = [("a", 1), ("a", 2), ("a", 1), ("poison", 1), ("poison", 1)]
-    results = consumer.poll(messages, handler, key=lambda message: message[0], fingerprint=lambda message: message[1])
+    results = consumer.poll(messages, handler, key=lambda message: message[0], payload=lambda message: message[1])
 
     assert shown(results) == [1, KeyReused, 1, ValueError, ValueError]
     assert consumer.states("a", "poison") == [State.DONE, None]
@@ -146,7 +146,7 @@ def test_where_best_effort_is_enough_an_abandoned_message_counts_as_done(consume
 
     first, second = consumer.poll(["a", "b"], lambda message: message, skip)
 
-    assert (first.value, first.replayed, first.omitted, first.attempt) == (None, True, True, 1)
+    assert (first.value_or(None), first.replayed, first.omitted, first.attempt) == (None, True, True, 1)
     assert (second.value, second.replayed) == ("b", False)
     assert consumer.states("a", "b") == [State.DONE, State.DONE]
     assert "skipped" in consumer.heard.kinds
@@ -156,7 +156,7 @@ def test_where_best_effort_is_enough_an_abandoned_message_counts_as_done(consume
 
 
 def test_a_mixed_batch_gives_each_message_its_own_answer_in_order(consumer: Consumer) -> None:
-    guard = Guard(consumer.memory, policy=HOLD.but(keep="1h"))
+    guard = Guard(consumer.memory, policy=HOLD.replace(keep="1h"))
     guard.run("charge", "expired", lambda: "old")
     consumer.clock.advance(3_601)
     guard.run("charge", "done", lambda: "before")
@@ -169,7 +169,7 @@ def test_a_mixed_batch_gives_each_message_its_own_answer_in_order(consumer: Cons
     messages = ["new", "done", "running", "held", "expired", "new", "abandoned", "newer"]
     results = consumer.poll(messages, str.upper, HOLD)
 
-    assert shown(results) == ["NEW", "before", InProgress, OnHold, "EXPIRED", "NEW", OnHold, "NEWER"]
+    assert shown(results) == ["NEW", "before", InProgress, Held, "EXPIRED", "NEW", Held, "NEWER"]
     replayed = [result.replayed for result in results if isinstance(result, Outcome)]
     assert replayed == [False, True, False, True, False]
 
@@ -239,7 +239,7 @@ def test_a_store_that_fails_at_the_end_of_a_batch_loses_no_value(stall: Callable
 
     results = consumer.poll(["a", "b"], handler)
 
-    assert [(result.value, result.remembered) for result in results] == [("a", False), ("b", False)]
+    assert [(result.value, result.recorded) for result in results] == [("a", False), ("b", False)]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "async"])
@@ -249,14 +249,14 @@ def test_a_batch_end_that_fails_is_made_up_for_message_by_message(is_async: bool
 
     results = consumer.poll(["a", "b"], str.upper)
 
-    assert [(result.value, result.remembered) for result in results] == [("A", True), ("B", True)]
+    assert [(result.value, result.recorded) for result in results] == [("A", True), ("B", True)]
     assert consumer.states("a", "b") == [State.DONE, State.DONE]
 
 
 # Crashes.
 
 
-@pytest.mark.parametrize("way", ["hold", "skip", lambda _current: unknown()], ids=["hold", "skip", "probe"])
+@pytest.mark.parametrize("way", ["hold", "skip", lambda _current: Unknown()], ids=["hold", "skip", "probe"])
 def test_a_message_not_started_when_the_process_died_is_not_unknown(consumer: Consumer, way: Any) -> None:
     policy = Policy(after_crash=way)
 
@@ -270,7 +270,7 @@ def test_a_message_not_started_when_the_process_died_is_not_unknown(consumer: Co
     consumer.clock.advance(31)
     results = consumer.poll(["a", "b", "c"], str.upper, policy)
 
-    assert shown(results) == [None if way == "skip" else OnHold, "B", "C"]
+    assert shown(results) == [None if way == "skip" else Held, "B", "C"]
     assert [result.attempt for result in results[1:]] == [1, 1]
 
 
@@ -288,24 +288,24 @@ def test_a_message_that_kills_its_worker_does_not_take_its_neighbours_along(
             raise Died
         return message
 
-    for _ in range(Policy().attempts_max):
+    for _ in range(Policy().max_attempts):
         with pytest.raises(Died):
             consumer.poll(polled, handler)
         consumer.proxy.down.clear()
         consumer.clock.advance(31)
     results = consumer.poll(polled, handler)
 
-    assert shown(results) == ["before", OnHold, "after"]
+    assert shown(results) == ["before", Held, "after"]
     # Once when it was not recorded, because the worker died before the end of the batch, and once more.
     assert (ran.count("before"), ran.count("kills"), ran.count("after")) == (
         2 if consumer.batching else 1,
-        Policy().attempts_max,
+        Policy().max_attempts,
         1,
     )
 
 
 def test_a_start_inside_a_batch_is_counted_as_an_attempt(consumer: Consumer) -> None:
-    policy = Policy(after_crash=lambda _current: not_done())
+    policy = Policy(after_crash=lambda _current: NotDone())
 
     def handler(message: str) -> int:
         if message == "dies":
@@ -327,7 +327,7 @@ def test_a_start_inside_a_batch_is_counted_as_an_attempt(consumer: Consumer) -> 
 
 
 def test_an_abandoned_message_under_a_probe_is_asked_for_and_its_neighbours_run(consumer: Consumer) -> None:
-    probe = Policy(after_crash=lambda inside: done(f"found {inside.key}"))
+    probe = Policy(after_crash=lambda inside: Done(f"found {inside.key}"))
     die_running(consumer.memory, "charge", "a", probe)
     consumer.clock.advance(31)
 

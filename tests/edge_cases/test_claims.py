@@ -16,17 +16,17 @@ import pytest
 from onefold import (
     FOREVER,
     ClaimLost,
+    Done,
     Guard,
+    Held,
     InProgress,
-    OnHold,
+    NotDone,
     Outcome,
     Policy,
     State,
     StoreUnavailable,
+    Unknown,
     current,
-    done,
-    not_done,
-    unknown,
 )
 from onefold._model import GONE, Claim, Ending, Entry, Gone, Record
 from onefold.codecs import MsgspecCodec
@@ -48,7 +48,7 @@ CHARGE = address("charge", "pay_1")
 
 # Its beats come ten seconds apart: within a test there is none, as if the worker were stopped.
 STOPPED = Policy(lease="30s", keep="24h")
-HOLD = STOPPED.but(after_crash="hold", keep=FOREVER)
+HOLD = STOPPED.replace(after_crash="hold", keep=FOREVER)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_waiter_that_gives_up_touches_nothing(store: MemoryStore) -> None:
     before = record(store)
 
     with pytest.raises(InProgress):
-        charge(Guard(store, policy=STOPPED.but(wait=0.02)))
+        charge(Guard(store, policy=STOPPED.replace(wait=0.02)))
 
     assert record(store) == before
 
@@ -158,7 +158,7 @@ def test_of_many_waiters_at_one_abandoned_claim_exactly_one_takes_over(clock: Cl
             return super().claim(entry, replacing=replacing)
 
     proxy = Crowded(store)
-    guard = Guard(proxy, policy=STOPPED.but(wait=PATIENCE))
+    guard = Guard(proxy, policy=STOPPED.replace(wait=PATIENCE))
     workers = [Elsewhere(lambda: charge(guard, handler)) for _ in range(crowd)]
     outcomes = [worker.result() for worker in workers]
 
@@ -300,7 +300,7 @@ def test_operations_that_the_client_library_sent_again_succeed_as_one(clock: Clo
     clock.advance(31)
     outcome = charge(guard)
 
-    assert (outcome.value, outcome.attempt, outcome.remembered) == ("ok", 2, True)
+    assert (outcome.value, outcome.attempt, outcome.recorded) == ("ok", 2, True)
     assert charge(guard).replayed
 
 
@@ -323,14 +323,14 @@ def test_a_claim_whose_reply_got_lost_leaves_nobody_busy_with_himself(
 # Rows 13b, 13d, 13e.
 
 
-def test_what_is_on_hold_never_expires_and_never_runs_again_by_itself(clock: Clock, store: MemoryStore) -> None:
-    guard = Guard(store, policy=HOLD.but(keep="1h"))
+def test_what_is_held_never_expires_and_never_runs_again_by_itself(clock: Clock, store: MemoryStore) -> None:
+    guard = Guard(store, policy=HOLD.replace(keep="1h"))
 
     die_running(store, "charge", "pay_1", guard.policy)
     for _ in range(3):
         clock.advance(10 * YEAR)
         assert store.purge(100) == 0
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             charge(guard, pytest.fail)
 
     assert record(store).state is State.HELD
@@ -340,13 +340,13 @@ def test_a_slow_owner_that_finishes_after_all_turns_held_into_done(clock: Clock,
     guard = Guard(store, policy=HOLD)
 
     def slow() -> str:
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             taken_over_under_hold(clock, store)
         return "after all"
 
     outcome = charge(guard, slow)
 
-    assert (outcome.value, outcome.remembered) == ("after all", True)
+    assert (outcome.value, outcome.recorded) == ("after all", True)
     assert charge(guard, pytest.fail).value == "after all"
 
 
@@ -369,15 +369,15 @@ def test_after_a_timeout_or_connection_error_nobody_knows_and_hold_holds(
         charge(guard, Handler(error=error("no answer")))
 
     assert record(store).state is State.HELD
-    with pytest.raises(OnHold, match=error.__name__):
+    with pytest.raises(Held, match=error.__name__):
         charge(guard, pytest.fail)
 
 
 @pytest.mark.parametrize(
-    ("answer", "becomes"), [(done("receipt"), State.DONE), (not_done(), None), (unknown(), State.HELD)]
+    ("answer", "becomes"), [(Done("receipt"), State.DONE), (NotDone(), None), (Unknown(), State.HELD)]
 )
 def test_after_a_timeout_a_probe_is_asked_at_once(store: MemoryStore, answer: Any, becomes: State | None) -> None:
-    guard = Guard(store, policy=STOPPED.but(after_crash=lambda _current: answer))
+    guard = Guard(store, policy=STOPPED.replace(after_crash=lambda _current: answer))
     surfaced: list[object] = []
 
     try:

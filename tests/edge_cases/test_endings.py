@@ -50,7 +50,7 @@ class Doubled(Declined):
         super().__init__(f"declined by {bank}")
 
 
-FINAL = Policy(remember=(Declined, KeyError))
+FINAL = Policy(final_errors=(Declined, KeyError))
 
 
 @pytest.fixture
@@ -62,21 +62,21 @@ def store() -> MemoryStore:
 
 
 def test_a_result_above_the_limit_is_left_out_and_never_runs_again() -> None:
-    guard = Guard("memory:", policy=Policy(result_bytes_max=100))
+    guard = Guard("memory:", policy=Policy(max_result_bytes=100))
     calls = Handler("x" * 200)
     charge = guard.idempotent("charge", key="number", returns=str)(lambda number: calls())
 
     first, outcome = charge(1), charge.outcome(1)
 
     assert first == "x" * 200
-    assert (outcome.replayed, outcome.omitted, outcome.value) == (True, True, None)
-    with pytest.raises(ResultNotKept, match="result_bytes_max=100"):
+    assert (outcome.replayed, outcome.omitted, outcome.value_or(None)) == (True, True, None)
+    with pytest.raises(ResultNotKept, match="max_result_bytes=100"):
         charge(1)
     assert calls.starts == 1
 
 
 def test_a_result_at_the_limit_is_kept() -> None:
-    guard = Guard("memory:", policy=Policy(result_bytes_max=len(MsgspecCodec().encode("x" * 200, str))))
+    guard = Guard("memory:", policy=Policy(max_result_bytes=len(MsgspecCodec().encode("x" * 200, str))))
     guard.run("charge", "pay_1", Handler("x" * 200))
 
     assert guard.run("charge", "pay_1", pytest.fail).value == "x" * 200
@@ -207,15 +207,15 @@ def test_a_final_error_whose_class_has_changed_since_is_a_remembered_failure(sto
     old = type("Refused", (Exception,), {})
     new = type("Refused", (Exception,), {"__init__": lambda self, *, reason: None})
     with pytest.raises(old):
-        Guard(store, policy=Policy(remember=(old,))).run("charge", "pay_1", Handler(error=old("card")))
+        Guard(store, policy=Policy(final_errors=(old,))).run("charge", "pay_1", Handler(error=old("card")))
 
-    for policy in (Policy(remember=(new,)), Policy()):
+    for policy in (Policy(final_errors=(new,)), Policy()):
         with pytest.raises(RememberedFailure, match="Refused: card"):
             Guard(store, policy=policy).run("charge", "pay_1", pytest.fail)
 
 
 def test_a_final_error_is_replayed_in_seen_mode_too(store: MemoryStore) -> None:
-    guard, handler = Guard(store, policy=FINAL.but(mode="seen")), Handler(error=Declined("card"))
+    guard, handler = Guard(store, policy=FINAL.replace(mode="seen")), Handler(error=Declined("card"))
 
     for _ in range(2):
         with pytest.raises(Declined, match="card"):

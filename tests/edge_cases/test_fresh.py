@@ -12,16 +12,16 @@ import pytest
 
 from onefold import (
     AsyncGuard,
-    Column,
     Event,
     Fresh,
     Guard,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
     NotInTransaction,
-    OnHold,
     Policy,
+    RecordColumn,
     UsageError,
 )
 from onefold._delivery.batch import BATCH_MAX
@@ -43,8 +43,8 @@ def sorted_out(guard: Guard | AsyncGuard, connection: sqlite3.Connection, messag
         return message.amount
 
     if isinstance(guard, Guard):
-        return guard.within(connection).fresh("credit", messages, key=key, fingerprint=payload)
-    return asyncio.run(guard.within(connection).fresh("credit", messages, key=key, fingerprint=payload))
+        return guard.within(connection).fresh("credit", messages, key=key, payload=payload)
+    return asyncio.run(guard.within(connection).fresh("credit", messages, key=key, payload=payload))
 
 
 @pytest.fixture(params=[Guard, AsyncGuard])
@@ -117,7 +117,7 @@ def test_what_runs_or_is_held_elsewhere_is_unsettled_and_what_has_expired_is_new
 
     assert found.new == [Message("expired"), Message("new")]
     assert found.unsettled == [Message("held"), Message("running")]
-    assert [type(problem) for problem in found.problems] == [OnHold, InProgress]
+    assert [type(problem) for problem in found.problems] == [Held, InProgress]
 
 
 def _times_out() -> None:
@@ -178,4 +178,4 @@ def test_each_new_one_is_told_as_started_and_finished(connection: sqlite3.Connec
 
 def test_a_column_of_the_callers_is_for_single_messages(connection: sqlite3.Connection) -> None:
     with Guard(never_opened) as guard, connection, pytest.raises(UsageError, match="Use run"):
-        guard.within(connection, record=Column("payments", "idempotency_key")).fresh("credit", [1], key=str)
+        guard.within(connection, record=RecordColumn("payments", "idempotency_key")).fresh("credit", [1], key=str)

@@ -69,7 +69,7 @@ def test_the_heartbeat_keeps_the_claim_of_a_handler_that_outlives_its_lease(
     outcome = charge(guard, handler)
 
     assert len(refusals) == 1
-    assert (outcome.value, outcome.remembered, outcome.attempt) == ("slow", True, 1)
+    assert (outcome.value, outcome.recorded, outcome.attempt) == ("slow", True, 1)
 
 
 def test_a_zombies_heartbeat_is_refused_and_the_handler_can_see_it(
@@ -156,4 +156,4 @@ def test_a_claim_that_ends_while_it_is_being_finished_does_not_cancel_the_finish
 
     outcome = in_time(guard.run("charge", "pay_1", handler))
 
-    assert (outcome.value, outcome.remembered) == ("ok", True)
+    assert (outcome.value, outcome.recorded) == ("ok", True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, InProgress, OnHold, Policy, State
+from onefold import AsyncGuard, Guard, Held, InProgress, Policy, State
 from onefold._model import Record
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore
@@ -55,7 +55,7 @@ def test_an_interrupted_handler_is_released_under_rerun_and_left_under_hold(
     with pytest.raises(InProgress):
         Guard(store, policy=HOLD).run("charge", "hold", pytest.fail)
     clock.advance(31)
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         Guard(store, policy=HOLD).run("charge", "hold", pytest.fail)
 
 

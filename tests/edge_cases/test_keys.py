@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from onefold import (
-    KEY_MAX,
-    SCOPE_MAX,
-    AsyncGuard,
-    Guard,
-    KeyReused,
-    MissingKey,
-    Policy,
-    UsageError,
-)
-from onefold.keys import address, joined
+from onefold import AsyncGuard, Guard, KeyReused, MissingKey, Policy, UsageError
+from onefold.keys import KEY_MAX, SCOPE_MAX, address, joined
 from onefold.stores.memory import MemoryStore
 from tests.support import Clock, Handler, Heard, die_running, elsewhere
 
@@ -43,16 +34,16 @@ def store(clock: Clock) -> MemoryStore:
 def test_the_same_key_with_another_payload_is_refused_and_the_right_one_still_replays(store: MemoryStore) -> None:
     heard = Heard()
     guard = Guard(store, on_event=heard)
-    guard.run("charge", "pay_1", Handler("paid"), fingerprint=RIGHT)
+    guard.run("charge", "pay_1", Handler("paid"), payload=RIGHT)
     before = store.read(CHARGE)
 
     with pytest.raises(KeyReused) as refusal:
-        guard.run("charge", "pay_1", pytest.fail, fingerprint=WRONG)
+        guard.run("charge", "pay_1", pytest.fail, payload=WRONG)
 
     assert (refusal.value.operation, refusal.value.key) == ("charge", "pay_1")
     assert store.read(CHARGE) == before
     assert heard.events[-1].detail == "KeyReused"
-    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=RIGHT).value == "paid"
+    assert guard.run("charge", "pay_1", pytest.fail, payload=RIGHT).value == "paid"
 
 
 def test_another_payload_while_the_right_one_runs_is_refused_at_once(store: MemoryStore) -> None:
@@ -60,12 +51,12 @@ def test_another_payload_while_the_right_one_runs_is_refused_at_once(store: Memo
 
     def handler() -> str:
         with pytest.raises(KeyReused):
-            elsewhere(lambda: patient.run("charge", "pay_1", pytest.fail, fingerprint=WRONG))
+            elsewhere(lambda: patient.run("charge", "pay_1", pytest.fail, payload=WRONG))
         return "paid"
 
-    outcome = Guard(store).run("charge", "pay_1", handler, fingerprint=RIGHT)
+    outcome = Guard(store).run("charge", "pay_1", handler, payload=RIGHT)
 
-    assert (outcome.value, outcome.remembered) == ("paid", True)
+    assert (outcome.value, outcome.recorded) == ("paid", True)
 
 
 @pytest.mark.parametrize("way", ["rerun", "hold", "skip"])
@@ -76,23 +67,23 @@ def test_another_payload_never_takes_over_an_abandoned_claim(clock: Clock, store
     before = store.read(CHARGE)
 
     with pytest.raises(KeyReused):
-        Guard(store, policy=policy).run("charge", "pay_1", pytest.fail, fingerprint=WRONG)
+        Guard(store, policy=policy).run("charge", "pay_1", pytest.fail, payload=WRONG)
 
     assert store.read(CHARGE) == before
-    assert Guard(store).run("charge", "pay_1", Handler("paid"), fingerprint=RIGHT).attempt == 2
+    assert Guard(store).run("charge", "pay_1", Handler("paid"), payload=RIGHT).attempt == 2
 
 
 def test_another_payload_is_refused_also_where_it_failed_for_good_or_is_held(store: MemoryStore) -> None:
-    final = Guard(store, policy=Policy(remember=(ValueError,)))
+    final = Guard(store, policy=Policy(final_errors=(ValueError,)))
     held = Guard(store, policy=Policy(after_crash="hold"))
     with pytest.raises(ValueError, match="card"):
-        final.run("charge", "failed", Handler(error=ValueError("card")), fingerprint=RIGHT)
+        final.run("charge", "failed", Handler(error=ValueError("card")), payload=RIGHT)
     with pytest.raises(TimeoutError):
-        held.run("charge", "held", Handler(error=TimeoutError()), fingerprint=RIGHT)
+        held.run("charge", "held", Handler(error=TimeoutError()), payload=RIGHT)
 
     for guard, key in ((final, "failed"), (held, "held")):
         with pytest.raises(KeyReused):
-            guard.run("charge", key, pytest.fail, fingerprint=WRONG)
+            guard.run("charge", key, pytest.fail, payload=WRONG)
 
 
 def test_by_default_every_argument_but_the_key_is_the_payload(store: MemoryStore) -> None:
@@ -113,13 +104,13 @@ def test_by_default_every_argument_but_the_key_is_the_payload(store: MemoryStore
 
 def test_the_order_of_members_does_not_make_another_payload_but_a_value_does(store: MemoryStore) -> None:
     guard = Guard(store)
-    guard.run("charge", "pay_1", Handler(), fingerprint={"a": 1, "b": {"c": 2, "d": {3, 4}}})
+    guard.run("charge", "pay_1", Handler(), payload={"a": 1, "b": {"c": 2, "d": {3, 4}}})
 
-    assert guard.run("charge", "pay_1", pytest.fail, fingerprint={"b": {"d": {4, 3}, "c": 2}, "a": 1}).replayed
+    assert guard.run("charge", "pay_1", pytest.fail, payload={"b": {"d": {4, 3}, "c": 2}, "a": 1}).replayed
     others: tuple[object, ...] = ({}, [], "", 0, False)
     for falsy in others:
         with pytest.raises(KeyReused):
-            guard.run("charge", "pay_1", pytest.fail, fingerprint=falsy)
+            guard.run("charge", "pay_1", pytest.fail, payload=falsy)
 
 
 def test_a_payload_named_or_computed_is_all_that_counts_and_none_opts_out(store: MemoryStore) -> None:
@@ -145,7 +136,7 @@ def test_a_payload_named_or_computed_is_all_that_counts_and_none_opts_out(store:
 def test_another_key_with_the_same_payload_runs(store: MemoryStore) -> None:
     guard, handler = Guard(store), Handler()
 
-    outcomes = [guard.run("order", key, handler, fingerprint=RIGHT) for key in ("first", "second")]
+    outcomes = [guard.run("order", key, handler, payload=RIGHT) for key in ("first", "second")]
 
     assert handler.starts == 2
     assert not any(outcome.replayed for outcome in outcomes)
@@ -207,9 +198,9 @@ def test_a_tenant_that_went_missing_is_an_error_and_never_the_common_scope(store
         lambda payment_id: pytest.fail("it ran")
     )
 
-    with pytest.raises(UsageError, match=r"scope= gave .* has to name a tenant"):
+    with pytest.raises(UsageError, match=r"scope= returned .* has to name a tenant"):
         Guard(store, scope=lambda: nobody).run("charge", "pay_1", pytest.fail)
-    with pytest.raises(UsageError, match=r"charge: scope= gave .* has to name a tenant"):
+    with pytest.raises(UsageError, match=r"charge: scope= returned .* has to name a tenant"):
         charge("pay_1")
     for guard in (Guard(store), Guard(store, scope="acme")):
         problem = guard.run_batch("charge", ["pay_1"], key=str, handler=pytest.fail, scope=lambda _message: nobody)[0]
@@ -316,5 +307,5 @@ def test_a_take_over_with_another_recipe_keeps_the_first_fingerprint(clock: Cloc
 
     assert charge("pay_1", 4200) == "paid"
     with pytest.raises(KeyReused):
-        guard.run("charge", "pay_1", pytest.fail, fingerprint=WRONG)
-    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=RIGHT).replayed
+        guard.run("charge", "pay_1", pytest.fail, payload=WRONG)
+    assert guard.run("charge", "pay_1", pytest.fail, payload=RIGHT).replayed

@@ -123,7 +123,7 @@ def versions(before: Any, after: Any, value: Any) -> tuple[Guard, Callable[[], A
     """A guard that remembers a value of the first version of a type, and the replay by the second version."""
     guard = Guard("memory:")
     stored = guard.run("charge", "pay_1", Handler(value), returns=before)
-    assert stored.remembered
+    assert stored.recorded
     return guard, lambda: guard.run("charge", "pay_1", pytest.fail, returns=after).value
 
 
@@ -188,11 +188,11 @@ def test_the_annotation_of_a_function_is_the_type_of_its_replay() -> None:
         return Receipt(number, MONEY)
 
     @async_guard.idempotent("charge", key="number")
-    async def charge_awaited(number: int) -> list[Order]:
+    async def charge_async(number: int) -> list[Order]:
         return [ORDER]
 
     async def twice() -> list[list[Order]]:
-        return [await charge_awaited(1), await charge_awaited(1)]
+        return [await charge_async(1), await charge_async(1)]
 
     assert charge(1) == charge(1) == Receipt(1, MONEY)
     assert asyncio.run(twice()) == [[ORDER], [ORDER]]
@@ -227,7 +227,7 @@ def test_a_value_that_turns_out_unstorable_ends_done_without_a_result(value: Any
     outcome = charge.outcome(1)
 
     assert first is value
-    assert (outcome.value, outcome.replayed, outcome.omitted) == (None, True, True)
+    assert (outcome.value_or(None), outcome.replayed, outcome.omitted) == (None, True, True)
     with pytest.raises(ResultNotKept, match="It did not run again"):
         charge(1)
     assert heard.kinds[:3] == ["started", "omitted", "finished"]
@@ -242,11 +242,11 @@ def test_a_result_that_is_not_kept_is_logged_once_an_operation_without_its_value
     for key in ("pay_1", "pay_2"):
         guard.run("charge", key, lambda: MONEY)
     guard.run("charge", "pay_3", lambda: MONEY, policy=Policy(keep_result=False))
-    guard.run("large", "pay_1", lambda: "secret" * 100, policy=Policy(result_bytes_max=10))
+    guard.run("large", "pay_1", lambda: "secret" * 100, policy=Policy(max_result_bytes=10))
     guard.run("quiet", "pay_1", lambda: MONEY, policy=Policy(keep_result=False))
 
     logged = [one.getMessage() for one in caplog.records if one.name == "onefold"]
-    assert [words.partition(" [key ")[0] for words in logged] == ["charge", "large"]
+    assert [message.partition(" [key ")[0] for message in logged] == ["charge", "large"]
     assert "a Money was not kept" in logged[0]
     assert "pass returns=" in logged[0]
     assert not any(hidden in "".join(logged) for hidden in ("1.10", "secret", "pay_"))
@@ -288,7 +288,7 @@ def test_a_codec_of_the_users_own_that_fails_does_not_lose_the_effect() -> None:
 
     outcomes = [guard.run("charge", "pay_1", Handler("paid")) for _ in range(2)]
 
-    assert [(outcome.value, outcome.omitted) for outcome in outcomes] == [("paid", False), (None, True)]
+    assert [(outcome.value_or(None), outcome.omitted) for outcome in outcomes] == [("paid", False), (None, True)]
     assert "no key to encrypt with" in outcomes[1].remark
 
 

@@ -12,7 +12,7 @@ from onefold import (
     AsyncGuard,
     ClaimLost,
     Guard,
-    OnHold,
+    Held,
     Policy,
     State,
     StoreUnavailable,
@@ -94,7 +94,7 @@ def test_by_policy_it_runs_without_a_store_and_says_so(store: ProxyStore, heard:
 
     outcome = guard.run("charge", "pay_1", lambda: (current().key_for("gateway"), current().lost))
 
-    assert (outcome.protected, outcome.remembered, outcome.replayed) == (False, False, False)
+    assert (outcome.protected, outcome.recorded, outcome.replayed) == (False, False, False)
     assert heard.kinds == ["store_failed", "unprotected"]
     store.down.clear()
     assert guard.run("charge", "pay_1", lambda: current().key_for("gateway")).value == outcome.value[0]
@@ -107,7 +107,7 @@ def test_by_policy_it_runs_without_a_store_when_async_too() -> None:
 
     outcome = asyncio.run(AsyncGuard(store, policy=RUN).run("charge", "pay_1", ok))
 
-    assert (outcome.value, outcome.protected, outcome.remembered) == ("ok", False, False)
+    assert (outcome.value, outcome.protected, outcome.recorded) == ("ok", False, False)
 
 
 def test_an_error_in_an_unprotected_run_surfaces_as_it_is(store: ProxyStore) -> None:
@@ -128,7 +128,7 @@ def test_seen_mode_refuses_or_runs_by_the_same_rule(store: ProxyStore) -> None:
     with pytest.raises(StoreUnavailable):
         Guard(store, policy=seen).run("charge", "pay_1", pytest.fail)
 
-    assert not Guard(store, policy=seen.but(store_down="run")).run("charge", "pay_1", Handler()).protected
+    assert not Guard(store, policy=seen.replace(store_down="run")).run("charge", "pay_1", Handler()).protected
 
 
 def test_a_batch_without_a_store_runs_each_message_unprotected_or_refuses_each(store: ProxyStore) -> None:
@@ -154,7 +154,7 @@ def test_a_finish_that_fails_is_tried_again_and_the_result_is_remembered(store: 
     store.before["finish"] = comes_back
     outcome = guard.run("charge", "pay_1", Handler("paid"))
 
-    assert (outcome.value, outcome.remembered, store.calls["finish"]) == ("paid", True, 2)
+    assert (outcome.value, outcome.recorded, store.calls["finish"]) == ("paid", True, 2)
     assert heard.kinds == ["started", "store_failed", "finished"]
     assert guard.run("charge", "pay_1", pytest.fail).replayed
 
@@ -172,17 +172,17 @@ def test_an_effect_that_cannot_be_remembered_is_returned_and_marked_so(
 
     outcome = guard.run("charge", "pay_1", handler)
 
-    assert (outcome.value, outcome.remembered, outcome.protected) == ("paid", False, True)
+    assert (outcome.value, outcome.recorded, outcome.protected) == ("paid", False, True)
     assert store.calls["finish"] == 2
     # A beat may fail too, whenever it comes.
-    assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_remembered"]
+    assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_recorded"]
 
 
 def told_of_it(caplog: pytest.LogCaptureFixture) -> int:
     """How many warnings say that an effect is not remembered, and of which key."""
     digest = address("charge", "pay_1").digest
-    words = [line.getMessage() for line in caplog.records if line.levelname == "WARNING" and line.name == "onefold"]
-    return sum(digest in line and "could not record it in time" in line for line in words)
+    message = [line.getMessage() for line in caplog.records if line.levelname == "WARNING" and line.name == "onefold"]
+    return sum(digest in line and "could not record it in time" in line for line in message)
 
 
 def test_an_effect_that_cannot_be_remembered_is_returned_when_async_too(
@@ -197,10 +197,10 @@ def test_an_effect_that_cannot_be_remembered_is_returned_when_async_too(
 
     outcome = asyncio.run(AsyncGuard(store, on_event=heard).run("charge", "pay_1", handler))
 
-    assert (outcome.value, outcome.remembered, store.calls["finish"]) == ("paid", False, 2)
+    assert (outcome.value, outcome.recorded, store.calls["finish"]) == ("paid", False, 2)
     assert told_of_it(caplog) == 1
     # A beat may fail too, whenever it comes.
-    assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_remembered"]
+    assert [kind for kind in heard.kinds if kind != "store_failed"] == ["started", "not_recorded"]
 
 
 def test_a_finish_that_fails_for_ever_ends_although_the_heartbeat_still_gets_through(store: ProxyStore) -> None:
@@ -215,7 +215,7 @@ def test_a_finish_that_fails_for_ever_ends_although_the_heartbeat_still_gets_thr
     finally:
         store.down.clear()
 
-    assert (outcome.value, outcome.remembered) == ("paid", False)
+    assert (outcome.value, outcome.recorded) == ("paid", False)
 
 
 def test_while_finishing_is_tried_again_the_heartbeat_goes_on(long_lease: float) -> None:
@@ -230,7 +230,7 @@ def test_while_finishing_is_tried_again_the_heartbeat_goes_on(long_lease: float)
     store.before["finish"] = lambda: store.before.update(finish=second_try)
     outcome = guard.run("charge", "pay_1", Handler("paid"))
 
-    assert (outcome.value, outcome.remembered) == ("paid", True)
+    assert (outcome.value, outcome.recorded) == ("paid", True)
 
 
 def test_any_error_of_the_store_after_the_effect_is_no_failure_of_the_effect(store: ProxyStore) -> None:
@@ -240,7 +240,7 @@ def test_any_error_of_the_store_after_the_effect_is_no_failure_of_the_effect(sto
     store.before["finish"] = broken
     outcome = Guard(store).run("charge", "pay_1", Handler("paid"))
 
-    assert (outcome.value, outcome.remembered) == ("paid", True)
+    assert (outcome.value, outcome.recorded) == ("paid", True)
 
 
 def test_a_finish_whose_reply_got_lost_is_no_lost_claim(store: ProxyStore) -> None:
@@ -249,7 +249,7 @@ def test_a_finish_whose_reply_got_lost_is_no_lost_claim(store: ProxyStore) -> No
 
     outcome = Guard(store).run("charge", "pay_1", Handler("paid"))
 
-    assert (outcome.value, outcome.remembered, store.calls["finish"]) == ("paid", True, 2)
+    assert (outcome.value, outcome.recorded, store.calls["finish"]) == ("paid", True, 2)
 
 
 def test_a_handlers_own_error_surfaces_although_the_release_fails(store: ProxyStore, heard: Heard) -> None:
@@ -279,7 +279,7 @@ def test_a_hold_that_cannot_be_written_is_found_after_the_lease_all_the_same(sta
     store.down.clear()
     clock.advance(31)
 
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_1", pytest.fail)
 
 
@@ -313,6 +313,6 @@ def test_seen_mode_returns_the_value_although_it_cannot_be_written_down(
         AsyncGuard(store, policy=Policy(mode="seen"), on_event=heard).run("charge", "pay_1", ok),
     )
 
-    assert (outcome.value, outcome.remembered) == ("ok", False)
-    assert heard.kinds == ["started", "store_failed", "store_failed", "store_failed", "not_remembered"]
+    assert (outcome.value, outcome.recorded) == ("ok", False)
+    assert heard.kinds == ["started", "store_failed", "store_failed", "store_failed", "not_recorded"]
     assert told_of_it(caplog) == 1

@@ -295,54 +295,56 @@ DRIVERS: Final[dict[str, Driver]] = {
 Story = Callable[[Environment, str, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
-async def transactional(place: Environment, message: str, begin: Callable[[], None]) -> None:
-    @place.guard.transactional("credit", key="message")
+async def transactional(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    @environment.guard.transactional("credit", key="message")
     async def credit(message: str, *, tx: Any) -> str:
-        await place.credit(tx, message)
+        await environment.credit(tx, message)
         return "credited"
 
     begin()
     assert await credit(message) == "credited"  # type: ignore[call-arg]
 
 
-async def within(place: Environment, message: str, begin: Callable[[], None]) -> None:
-    async with place.begun() as connection:
+async def within(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    async with environment.begun() as connection:
         begin()
-        await _credited_within(place, connection, message)
+        await _credited_within(environment, connection, message)
 
 
-async def within_commits_all_the_same(place: Environment, message: str, begin: Callable[[], None]) -> None:
+async def within_commits_all_the_same(environment: Environment, message: str, begin: Callable[[], None]) -> None:
     """A caller who has a time-out around the delivery, and goes on. A commit that is refused tells them."""
     with suppress(Exception):
-        async with place.begun() as connection:
+        async with environment.begun() as connection:
             begin()
             with suppress(asyncio.CancelledError):
-                await _credited_within(place, connection, message)
+                await _credited_within(environment, connection, message)
 
 
-async def _credited_within(place: Environment, connection: Any, message: str) -> None:
+async def _credited_within(environment: Environment, connection: Any, message: str) -> None:
     async def handler() -> str:
-        await place.credit(connection, message)
+        await environment.credit(connection, message)
         return "credited"
 
-    outcome = await place.guard.within(connection).run("credit", message, handler)
+    outcome = await environment.guard.within(connection).run("credit", message, handler)
     assert outcome.value == "credited"
 
 
-async def fresh(place: Environment, message: str, begin: Callable[[], None]) -> None:
-    async with place.begun() as connection:
+async def fresh(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    async with environment.begun() as connection:
         begin()
-        found = await place.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str)
+        found = await environment.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str)
         for new in found.new:
-            await place.credit(connection, new)
+            await environment.credit(connection, new)
 
 
-async def fresh_commits_all_the_same(place: Environment, message: str, begin: Callable[[], None]) -> None:
+async def fresh_commits_all_the_same(environment: Environment, message: str, begin: Callable[[], None]) -> None:
     with suppress(Exception):
-        async with place.begun() as connection:
+        async with environment.begun() as connection:
             begin()
             new: Any = ()
             with suppress(asyncio.CancelledError):
-                new = (await place.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str)).new
+                new = (
+                    await environment.guard.within(connection).fresh("credit", [message, f"{message}-2"], key=str)
+                ).new
             for one in new:
-                await place.credit(connection, one)
+                await environment.credit(connection, one)

@@ -52,21 +52,21 @@ def address(driver: str, request: pytest.FixtureRequest, tmp_path: Any) -> str:
 
 async def cancelled_everywhere(driver: Driver, address: str, story: str, way: str) -> int:
     """Cancel one delivery at each of its moments; return how many there were."""
-    async with driver.opened(address) as place:
+    async with driver.opened(address) as environment:
         # Connections are open, and the tables are there.
-        await transactional(place, "first", lambda: None)
-        await JOINED[story][1](place, "second", lambda: None)
+        await transactional(environment, "first", lambda: None)
+        await JOINED[story][1](environment, "second", lambda: None)
         for at in range(1, MOMENTS_MAX):
-            if not await cancelled_once(driver, address, place, story, Moments(at, way), f"m{at}"):
+            if not await cancelled_once(driver, address, environment, story, Moments(at, way), f"m{at}"):
                 return at - 1
     raise AssertionError("there is no end of it")
 
 
 async def cancelled_once(
-    driver: Driver, address: str, place: Environment, story: str, moments: Moments, message: str
+    driver: Driver, address: str, environment: Environment, story: str, moments: Moments, message: str
 ) -> bool:
     cancelled, again = JOINED[story]
-    ended = await moments.run(cancelled(place, message, moments.begin))
+    ended = await moments.run(cancelled(environment, message, moments.begin))
     if not moments.struck:
         assert ended is None
         return False
@@ -78,7 +78,7 @@ async def cancelled_once(
     assert effects <= 1, f"{where}: {effects} effects"
 
     # The message comes again, on the same connections.
-    await asyncio.wait_for(again(place, message, lambda: None), PATIENCE)
+    await asyncio.wait_for(again(environment, message, lambda: None), PATIENCE)
     assert driver.seen(address, message) == (1, 1), f"{where}, and delivered again"
     return True
 

@@ -84,8 +84,8 @@ async def guarded(store: str, request: pytest.FixtureRequest, path: str) -> Asyn
     database = DRIVERS[store].database
     address = path if database == "path" else str(request.getfixturevalue(database))
     prepare(database, address)
-    async with DRIVERS[store].opened(address) as place:
-        yield place.guard
+    async with DRIVERS[store].opened(address) as environment:
+        yield environment.guard
 
 
 @pytest.mark.parametrize(("store", "story", "way"), COMBINATIONS)

@@ -35,14 +35,14 @@ def test_a_time_out_ends_a_transaction_whose_server_is_silent_and_the_message_co
     driver: str, address: str
 ) -> None:
     async def story(proxy: Proxy) -> None:
-        async with DRIVERS[driver].opened(proxy.url()) as place:
-            await transactional(place, "first", lambda: None)
+        async with DRIVERS[driver].opened(proxy.url()) as environment:
+            await transactional(environment, "first", lambda: None)
             proxy.stall()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await transactional(place, "m1", lambda: None)
+                    await transactional(environment, "m1", lambda: None)
             proxy.resume()
-            await transactional(place, "m1", lambda: None)
+            await transactional(environment, "m1", lambda: None)
 
     with Proxy(address) as proxy:
         in_time(story(proxy))
@@ -56,12 +56,12 @@ def test_a_time_out_ends_a_claim_whose_server_is_silent(driver: str, address: st
     effects: Counter[str] = Counter()
 
     async def story(proxy: Proxy) -> None:
-        async with DRIVERS[driver].opened(proxy.url()) as place:
-            await run(place.guard, "first", effects)
+        async with DRIVERS[driver].opened(proxy.url()) as environment:
+            await run(environment.guard, "first", effects)
             proxy.stall()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await run(place.guard, "m1", effects)
+                    await run(environment.guard, "m1", effects)
             proxy.resume()
 
     with Proxy(address) as proxy:

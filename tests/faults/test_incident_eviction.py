@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ PAYMENTS = 50
 MEMORY, LESS_MEMORY = "10mb", "9mb"
 
 # Twice the memory, in batches: what nobody has asked for lately has to go.
-PORTIONS, PORTION, SIZE = 20, 1_000, 1_000
+BATCHES, BATCH, SIZE = 20, 1_000, 1_000
 
 
 class Payouts:
@@ -63,18 +64,18 @@ class Payouts:
 def hot_workload(client: Any) -> int:
     """Another team's cache on the same server, read all the time. How many of its writes were refused."""
     refused = 0
-    for portion in range(PORTIONS):
+    for batch in range(BATCHES):
         pipeline = client.pipeline(transaction=False)
-        for number in range(PORTION):
-            pipeline.set(f"cache:{portion}:{number}", b"x" * SIZE)
-            pipeline.get(f"cache:{portion}:{number // 2}")
+        for number in range(BATCH):
+            pipeline.set(f"cache:{batch}:{number}", b"x" * SIZE)
+            pipeline.get(f"cache:{batch}:{number // 2}")
         refused += sum(isinstance(answer, Exception) for answer in pipeline.execute(raise_on_error=False))
     return refused
 
 
 def doctor(url: str) -> tuple[int, dict[str, str]]:
     """The exit status of `onefold doctor`, and the grades of its checks."""
-    said = CliRunner().invoke(app, ["doctor", url, "--format", "json"])
+    said = CliRunner().invoke(app, ["doctor", "--store", url, "--format", "json"])
     (document,) = json.loads(said.stdout)
     return said.exit_code, {check["name"]: check["grade"] for check in document["checks"]}
 
@@ -82,8 +83,9 @@ def doctor(url: str) -> tuple[int, dict[str, str]]:
 def scraped(url: str) -> float | None:
     """The metric of evicted keys, as a scrape of Prometheus finds it."""
     registry = CollectorRegistry()
-    registry.register(StoreCollector({"payouts": url}))
-    return registry.get_sample_value("onefold_evicted_keys_total", {"store": "payouts"})
+    with closing(StoreCollector({"payouts": url})) as collector:
+        registry.register(collector)
+        return registry.get_sample_value("onefold_evicted_keys_total", {"store": "payouts"})
 
 
 def evicted(client: Any) -> int:

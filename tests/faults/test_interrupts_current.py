@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from onefold import TX, Guard, Policy, UsageError, current
 
-PLACES = {"enter": "return", "leave": "call"}
+EVENTS = {"enter": "return", "leave": "call"}
 
 
 class SoftTimeLimit(Exception):
@@ -25,14 +25,14 @@ class SoftTimeLimit(Exception):
 
 
 @contextmanager
-def interrupted(place: str, error: type[BaseException]) -> Iterator[None]:
+def interrupted(method: str, error: type[BaseException]) -> Iterator[None]:
     """Raise as soon as `enter` returns, or `leave` begins."""
 
     def look(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
         # A step, too, is left; it was never entered.
-        of_delivery = place == "enter" or frame.f_locals.get("inside") is not None
-        here = (code.co_name, event) == (place, PLACES[place]) and code.co_filename.endswith("onefold/current.py")
+        of_delivery = method == "enter" or frame.f_locals.get("inside") is not None
+        here = (code.co_name, event) == (method, EVENTS[method]) and code.co_filename.endswith("onefold/current.py")
         if here and of_delivery:
             sys.setprofile(None)
             raise error
@@ -58,9 +58,9 @@ def paid(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", EVENTS)
 def test_after_it_deliveries_of_the_thread_have_transactions_of_their_own(
-    path: Path, place: str, error: type[BaseException]
+    path: Path, method: str, error: type[BaseException]
 ) -> None:
     fails = ["m1"]
     with Guard(f"sqlite:///{path}") as guard:
@@ -72,7 +72,7 @@ def test_after_it_deliveries_of_the_thread_have_transactions_of_their_own(
                 fails.remove(order)
                 raise ValueError("once more")
 
-        with pytest.raises(error), interrupted(place, error):
+        with pytest.raises(error), interrupted(method, error):
             pay("m0")
         with pytest.raises(ValueError, match="once more"):
             pay("m1")
@@ -83,20 +83,53 @@ def test_after_it_deliveries_of_the_thread_have_transactions_of_their_own(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", EVENTS)
 def test_after_it_no_handler_is_running_and_what_was_outside_is_outside_again(
-    place: str, error: type[BaseException]
+    method: str, error: type[BaseException]
 ) -> None:
     with Guard("memory:", policy=Policy(lease=3_600)) as guard:
 
         def outer() -> str:
-            with pytest.raises(error), interrupted(place, error):
+            with pytest.raises(error), interrupted(method, error):
                 guard.run("inner", "a", lambda: None)
             return current().operation
 
         assert guard.run("outer", "a", outer).value == "outer"
         with pytest.raises(UsageError, match="none is running"):
             current()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
+@pytest.mark.parametrize("after_crash", ["rerun", "hold"])
+def test_the_value_of_a_handler_that_has_returned_is_recorded(after_crash: Any, error: type[BaseException]) -> None:
+    """Its effect has happened: whoever comes again gets its value, and the interrupt is raised after all."""
+    with Guard("memory:", policy=Policy(after_crash=after_crash)) as guard:
+        with pytest.raises(error), interrupted("leave", error):
+            guard.run("charge", "pay_1", lambda: "receipt")
+
+        assert guard.run("charge", "pay_1", pytest.fail).value == "receipt"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])
+def test_a_nested_delivery_that_has_returned_keeps_its_record_with_its_rows(
+    path: Path, error: type[BaseException]
+) -> None:
+    with Guard(f"sqlite:///{path}") as guard:
+
+        @guard.transactional("pay", key="order")
+        def pay(order: str, *, tx: sqlite3.Connection = TX) -> None:
+            tx.execute("INSERT INTO paid VALUES (?)", (order,))
+
+        @guard.transactional("orders", key="order")
+        def outer(order: str, *, tx: sqlite3.Connection = TX) -> None:
+            with suppress(error), interrupted("leave", error):
+                pay(order)
+
+        with suppress(UsageError):
+            outer("m0")
+        pay("m0")
+
+    assert paid(path) == ["m0"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SoftTimeLimit])

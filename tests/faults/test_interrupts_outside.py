@@ -56,17 +56,17 @@ def test_whichever_answer_is_not_read_a_claim_is_given_back_or_ended(
             again = [guard.run("credit", f"m{at}", handler, policy=HOLD) for _ in range(3)]
 
             assert handler.starts == 1, at
-            assert [(one.value, one.remembered) for one in again] == [(result, True)] * 3, at
+            assert [(one.value, one.recorded) for one in again] == [(result, True)] * 3, at
             assert [one.replayed for one in again[1:]] == [True, True], at
 
 
 @pytest.mark.parametrize("operation", ["claim", "finish"])
-@pytest.mark.parametrize("place", ["sqlite_url", "redis_url", "dynamodb_url"])
+@pytest.mark.parametrize("fixture", ["sqlite_url", "redis_url", "dynamodb_url"])
 def test_an_operation_of_a_store_whose_answer_was_not_heard_is_asked_again(
-    place: str, operation: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    fixture: str, operation: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler, interrupts = Handler("receipt"), [SoftTimeLimitExceeded("now")]
-    with Guard(request.getfixturevalue(place)) as guard:
+    with Guard(request.getfixturevalue(fixture)) as guard:
         asked = getattr(guard.store, operation)
 
         def interrupted(*values: Any, **options: Any) -> Any:

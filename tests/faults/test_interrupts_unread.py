@@ -74,13 +74,13 @@ class Struck:
         return struck
 
     def _under_way(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        def struck(connection: Any, talk: Any, *options: Any, **named: Any) -> Any:
+        def struck(connection: Any, generator: Any, *options: Any, **named: Any) -> Any:
             if self._is_now():
                 # As far as to where it waits, if it sends anything.
                 with suppress(StopIteration):
-                    next(talk)
+                    next(generator)
                 raise SoftTimeLimitExceeded
-            return wait(connection, talk, *options, **named)
+            return wait(connection, generator, *options, **named)
 
         return struck
 

@@ -20,17 +20,17 @@ import pytest
 
 from onefold import (
     TX,
+    Done,
     Guard,
+    Held,
     InProgress,
-    OnHold,
+    NotDone,
     Outcome,
     Policy,
     Record,
     State,
+    Unknown,
     current,
-    done,
-    not_done,
-    unknown,
 )
 from tests.processes import Child, Notes, Stage, child, guard_on
 from tests.support import PATIENCE, eventually
@@ -47,9 +47,9 @@ POLICIES = {
     "rerun": Policy(lease=LEASE),
     "hold": Policy(lease=LEASE, after_crash="hold"),
     "skip": Policy(lease=LEASE, after_crash="skip"),
-    "a probe: done": Policy(lease=LEASE, after_crash=lambda _running: done("as the probe says")),
-    "a probe: not done": Policy(lease=LEASE, after_crash=lambda _running: not_done()),
-    "a probe: unknown": Policy(lease=LEASE, after_crash=lambda _running: unknown()),
+    "a probe: done": Policy(lease=LEASE, after_crash=lambda _running: Done("as the probe says")),
+    "a probe: not done": Policy(lease=LEASE, after_crash=lambda _running: NotDone()),
+    "a probe: unknown": Policy(lease=LEASE, after_crash=lambda _running: Unknown()),
 }
 
 
@@ -74,7 +74,7 @@ class Books:
 def again(path: Path, key: str, books: Books, policy: Policy) -> Outcome[str]:
     """The next delivery, from this process. A lease that is still alive is waited for."""
     with guard_on(path) as guard:
-        patient = policy.but(wait=PATIENCE, lease=LASTING)
+        patient = policy.replace(wait=PATIENCE, lease=LASTING)
         return guard.run("charge", key, lambda: books.handle("second"), policy=patient)
 
 
@@ -119,11 +119,11 @@ REPLAYED = Then("replayed", "first", State.DONE, attempt=1)
 # "running, lease over, ..." in docs/concepts.md.
 ABANDONED = {
     "rerun": Then("ran", "second", State.DONE, attempt=2),
-    "hold": Then("on hold", None, State.HELD, attempt=1),
+    "hold": Then("held", None, State.HELD, attempt=1),
     "skip": Then("skipped", None, State.DONE, attempt=1),
     "a probe: done": Then("replayed", "as the probe says", State.DONE, attempt=1),
     "a probe: not done": Then("ran", "second", State.DONE, attempt=2),
-    "a probe: unknown": Then("on hold", None, State.HELD, attempt=1),
+    "a probe: unknown": Then("held", None, State.HELD, attempt=1),
 }
 
 
@@ -173,10 +173,10 @@ def test_after_a_kill_at_any_step_the_next_delivery_does_what_the_tables_say(ste
 def what_comes(path: Path, key: str, books: Books, way: str) -> Then:
     try:
         outcome = again(path, key, books, POLICIES[way])
-    except OnHold:
-        answer, value = "on hold", None
+    except Held:
+        answer, value = "held", None
     else:
-        value = outcome.value
+        value = outcome.value_or(None)
         answer = "skipped" if outcome.omitted else "replayed" if outcome.replayed else "ran"
     record = read(path, key)
     assert record is not None
@@ -364,7 +364,7 @@ def test_a_process_stopped_past_its_lease_gets_claim_lost_and_the_record_is_the_
 @pytest.mark.parametrize("stopped", ["hold"], indirect=True)
 def test_a_process_stopped_past_its_lease_is_marked_held_and_turns_held_into_done(stopped: Child, path: Path) -> None:
     books = Books(path.parent, "pay_1")
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         again(path, "pay_1", books, POLICIES["hold"])
     held = read(path, "pay_1")
     assert held is not None
@@ -435,7 +435,7 @@ def watch_over(stage: Stage, path: Path) -> Any:
 
 
 def take_over(stage: Stage, path: Path) -> Any:
-    with guard_on(path, stage, policy=POLICIES["rerun"].but(wait=PATIENCE)) as guard:
+    with guard_on(path, stage, policy=POLICIES["rerun"].replace(wait=PATIENCE)) as guard:
         guard.run("charge", "pay_1", lambda: stage.at("in the handler"))
 
 
@@ -469,7 +469,7 @@ def batch_again(path: Path, way: str) -> dict[str, str]:
             return type(result).__name__
         return "replayed" if result.replayed else f"ran, attempt {result.attempt}"
 
-    with guard_on(path, policy=POLICIES[way].but(wait=PATIENCE, lease=LASTING)) as guard:
+    with guard_on(path, policy=POLICIES[way].replace(wait=PATIENCE, lease=LASTING)) as guard:
         results = guard.run_batch("charge", MESSAGES, key=str, handler=str)
     return dict(zip(MESSAGES, map(word, results), strict=True))
 
@@ -477,7 +477,7 @@ def batch_again(path: Path, way: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("way", "started", "unstarted"),
     [
-        ("hold", "OnHold", "ran, attempt 1"),
+        ("hold", "Held", "ran, attempt 1"),
         ("rerun", "ran, attempt 2", "ran, attempt 2"),
         ("a probe: not done", "ran, attempt 2", "ran, attempt 1"),
     ],
@@ -496,10 +496,10 @@ def test_after_a_kill_amid_a_batch_only_what_had_started_is_unknown(
     assert [results[message] for message in STARTED] == [started] * 2
     assert [results[message] for message in UNSTARTED] == [unstarted] * 2
     settled = batch_again(path, way)
-    assert settled == {message: "OnHold" if results[message] == "OnHold" else "replayed" for message in MESSAGES}
+    assert settled == {message: "Held" if results[message] == "Held" else "replayed" for message in MESSAGES}
 
 
-@pytest.mark.parametrize(("step", "then"), [("before the finish", "OnHold"), ("after the finish", "replayed")])
+@pytest.mark.parametrize(("step", "then"), [("before the finish", "Held"), ("after the finish", "replayed")])
 def test_a_batch_killed_at_its_last_round_trip_has_finished_all_or_none(step: str, then: str, path: Path) -> None:
     with child(batch_alone, path, stops=(step,)) as doomed:
         doomed.reaches(step)
@@ -522,7 +522,7 @@ from onefold import Guard, Policy, TX, current
 path, parent_may, child_may = sys.argv[1], os.pipe(), os.pipe()
 guard = Guard(f"sqlite:///{path}?busy_timeout=60s", policy=Policy(wait=60))
 # Nobody else asks for what has this lease.
-short = guard.policy.but(lease=0.9)
+short = guard.policy.replace(lease=0.9)
 
 @guard.idempotent("charge", key="id")
 def charge(id: int) -> None:
@@ -539,8 +539,8 @@ def outlive_the_lease() -> bool:
         time.sleep(0.005)
     return not current().lost
 
-def tell(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def tell(*values: object) -> None:
+    os.write(1, (" ".join(map(str, values)) + "\\n").encode())
 
 # Everything is open and at work before the fork: connections, and the thread of the heartbeat.
 charge("before"), credit("before")

@@ -238,9 +238,9 @@ def test_two_cards_are_two_payloads_and_equal_ones_are_one(guard: Guard, kind: s
     assert [charge("pay_1", make(ONE)), charge("pay_1", make(ONE))] == [1, 1]
     with pytest.raises(KeyReused):
         charge("pay_1", make(OTHER))
-    guard.run("charge", "pay_2", int, fingerprint={"card": make(ONE)})
+    guard.run("charge", "pay_2", int, payload={"card": make(ONE)})
     with pytest.raises(KeyReused):
-        guard.run("charge", "pay_2", int, fingerprint={"card": make(OTHER)})
+        guard.run("charge", "pay_2", int, payload={"card": make(OTHER)})
 
 
 def test_what_is_computed_or_private_in_a_model_is_no_part_of_it() -> None:
@@ -386,11 +386,11 @@ def test_a_payload_may_be_nested_deeply(guard: Guard, deep: int, wrap: Callable[
             inner = wrap(inner)
         return inner
 
-    guard.run("charge", "pay_1", int, fingerprint=nested(1))
+    guard.run("charge", "pay_1", int, payload=nested(1))
 
-    assert guard.run("charge", "pay_1", int, fingerprint=nested(1)).replayed
+    assert guard.run("charge", "pay_1", int, payload=nested(1)).replayed
     with pytest.raises(KeyReused):
-        guard.run("charge", "pay_1", int, fingerprint=nested(2))
+        guard.run("charge", "pay_1", int, payload=nested(2))
 
 
 def test_the_form_does_not_depend_on_how_deep_the_caller_is() -> None:
@@ -436,12 +436,12 @@ def test_the_first_and_last_moments_of_the_calendar_have_a_form_in_every_time_zo
     same = (end + inwards).replace(tzinfo=dt.timezone(dt.timedelta(hours=hours) + inwards))
     other = (end + inwards).replace(tzinfo=moment.tzinfo)
 
-    guard.run("charge", "pay_1", int, fingerprint=moment)
+    guard.run("charge", "pay_1", int, payload=moment)
 
     assert moment == same != other
-    assert guard.run("charge", "pay_1", int, fingerprint=same).replayed
+    assert guard.run("charge", "pay_1", int, payload=same).replayed
     with pytest.raises(KeyReused):
-        guard.run("charge", "pay_1", int, fingerprint=other)
+        guard.run("charge", "pay_1", int, payload=other)
 
 
 class SoftTimeLimit(Exception):
@@ -476,7 +476,7 @@ def test_a_signal_that_comes_as_a_payload_is_read_is_not_the_payloads_mistake(gu
     with pytest.raises(SoftTimeLimit), limit_reached_in("of_whole"):
         refund("pay_1", 4200)
     with pytest.raises(SoftTimeLimit), limit_reached_in("of_whole"):
-        guard.run("pay", "pay_1", int, fingerprint=4200)
+        guard.run("pay", "pay_1", int, payload=4200)
     with pytest.raises(SoftTimeLimit), limit_reached_in("encode"):
         canonical(4200)
 
@@ -545,7 +545,7 @@ def released(guard: Guard, signature: str, **options: Any) -> Callable[..., Any]
     """A release of one function, with these arguments."""
     space: dict[str, Any] = {}
     exec(f"def charge({signature}): return 'charged'", space)
-    return guard.idempotent("charge", key="payment_id", **options)(space["charge"])
+    return guard.idempotent("charge", key="payment_id", **options)(space["charge"])  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -637,12 +637,18 @@ def test_two_functions_of_one_operation_are_named_and_compared(guard: Guard, war
 
     (told,) = warnings()
     assert "charge: " in told
-    assert "charge_card() and " in told
-    assert "charge_account() are both this operation" in told
+    first, second = (_line(function) for function in (charge_card, charge_account))
+    assert f"charge_card() ({__file__}:{first}) and " in told
+    assert f"charge_account() ({__file__}:{second}) are both this operation" in told
     charge_card("pay_1", 4200)
     assert charge_account("pay_1", "DE1", 4200) == "card"
     with pytest.raises(KeyReused):
         charge_account("pay_1", "DE1", 9900)
+
+
+def _line(guarded: Any) -> int:
+    code: types.CodeType = guarded.__wrapped__.__code__
+    return code.co_firstlineno
 
 
 def test_one_function_that_is_decorated_twice_is_one(guard: Guard, warnings: Callable[[], list[str]]) -> None:

@@ -39,15 +39,15 @@ def chosen(drivers: Any, databases: dict[str, str], everyday: set[tuple[str, str
 class Nested:
     """A delivery in another one; the nested one is cancelled while its handler waits, after it has written."""
 
-    def __init__(self, place: Environment, way: str) -> None:
+    def __init__(self, environment: Environment, way: str) -> None:
         self.cancelled = True
         self.ran = 0
         self._inside = asyncio.Event()
-        guard = place.guard
+        guard = environment.guard
 
         @guard.transactional("innermost", key="message")
         async def innermost(message: str, *, tx: Any) -> None:
-            await place.credit(tx, message)
+            await environment.credit(tx, message)
             if self.cancelled:
                 self._inside.set()
                 await asyncio.Event().wait()
@@ -65,7 +65,7 @@ class Nested:
             await guard.within(tx).run("inner", message, lambda: written(message, tx))
 
         async def written(message: str, tx: Any) -> None:
-            await place.credit(tx, message)
+            await environment.credit(tx, message)
             if self.cancelled:
                 self._inside.set()
                 await asyncio.Event().wait()
@@ -79,7 +79,7 @@ class Nested:
                 task.cancel()
             await asyncio.wait({task})
             if way == "writes" or not self.cancelled:
-                await place.credit(tx, message)
+                await environment.credit(tx, message)
 
         self.outer: Any = outer
         self.inner: Any = inner
@@ -108,15 +108,15 @@ def test_a_nested_delivery_that_was_cancelled_is_not_committed_by_the_one_around
     driver: str, database: str, way: str, address: str
 ) -> None:
     async def main() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nested = Nested(place, way)
+        async with DRIVERS[driver].opened(address) as environment:
+            nested = Nested(environment, way)
             with pytest.raises(Exception) as raised:  # noqa: PT011 - ours, or the driver's where the handler writes
                 await nested.outer("m")
             assert nested.ran == 1
             if way != "writes":
                 assert isinstance(raised.value, UsageError)
             said = [str(raised.value), *getattr(raised.value, "__notes__", ())]
-            assert any("a delivery inside of this one was interrupted" in words for words in said), said
+            assert any("a delivery inside this one was interrupted" in message for message in said), said
             assert DRIVERS[driver].seen(address, "m") == (0, 0)
             assert DRIVERS[driver].seen(address, "m-inner") == (0, 0)
 
@@ -201,7 +201,7 @@ def test_a_nested_delivery_that_ctrl_c_has_hit_is_not_committed_by_the_one_aroun
         if way != "writes":
             assert isinstance(raised.value, UsageError)
         said = [str(raised.value), *getattr(raised.value, "__notes__", ())]
-        assert any("a delivery inside of this one was interrupted" in words for words in said), said
+        assert any("a delivery inside this one was interrupted" in message for message in said), said
         assert (seen(address, "m"), seen(address, "m-inner")) == ((0, 0), (0, 0))
 
         nested.interrupted = False

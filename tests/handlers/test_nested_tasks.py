@@ -31,20 +31,20 @@ Around = Callable[[str, Callable[[Any], Awaitable[None]]], Coroutine[Any, Any, A
 class Nest:
     """Deliveries inside of a delivery, on one driver: by `transactional`, or by `within` on a caller's connection."""
 
-    def __init__(self, place: Environment, mode: str) -> None:
-        self._place = place
+    def __init__(self, environment: Environment, mode: str) -> None:
+        self._environment = environment
         self.around: Around = self._within if mode == "within" else self._transactional
         self.nested: Nested = self._nested_within if mode == "within" else self._nested_transactional
         self._calls: dict[str, Callable[[], Awaitable[None]]] = {}
 
-        @place.guard.transactional("inner", key="message")
+        @environment.guard.transactional("inner", key="message")
         async def inner(message: str, *, tx: Any) -> None:
             await self._calls[message]()
-            await place.credit(tx, message)
+            await environment.credit(tx, message)
 
-        @place.guard.transactional("outer", key="message", fingerprint=None)
+        @environment.guard.transactional("outer", key="message", fingerprint=None)
         async def outer(message: str, then: Any, *, tx: Any) -> None:
-            await place.credit(tx, message)
+            await environment.credit(tx, message)
             await then(tx)
 
         self._inner: Any = inner
@@ -61,20 +61,20 @@ class Nest:
         return await self._inner(message)
 
     async def _within(self, message: str, then: Callable[[Any], Awaitable[None]]) -> Any:
-        async with self._place.begun() as connection:
+        async with self._environment.begun() as connection:
 
             async def handler() -> None:
-                await self._place.credit(connection, message)
+                await self._environment.credit(connection, message)
                 await then(connection)
 
-            await self._place.guard.within(connection).run("outer", message, handler)
+            await self._environment.guard.within(connection).run("outer", message, handler)
 
     async def _nested_within(self, tx: Any, message: str, call: Callable[[], Awaitable[None]]) -> Any:
         async def handler() -> None:
             await call()
-            await self._place.credit(tx, message)
+            await self._environment.credit(tx, message)
 
-        return await self._place.guard.within(tx).run("inner", message, handler)
+        return await self._environment.guard.within(tx).run("inner", message, handler)
 
 
 async def nothing() -> None:
@@ -123,7 +123,7 @@ async def left_failing(nest: Nest, tx: Any, message: str, gate: Gate) -> None:
 
     async def inner() -> None:
         await gate()
-        await nest._place.credit(tx, message)
+        await nest._environment.credit(tx, message)
         raise ValueError("late")
 
     task = asyncio.create_task(nest.nested(tx, message, inner))
@@ -182,8 +182,8 @@ def test_a_nested_delivery_in_a_task_commits_with_the_one_around_it_or_neither_d
     seen = DRIVERS[driver].seen
 
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, gate = Nest(place, mode), Gate()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, gate = Nest(environment, mode), Gate()
             await nest.redelivered("first")
             with pytest.raises(raised) if raised else nullcontext():
                 await nest.around("o1", lambda tx: then(nest, tx, "i1", gate))
@@ -212,8 +212,8 @@ def test_a_nested_delivery_that_does_not_end_takes_both_down_and_the_caller_is_t
     seen = DRIVERS[driver].seen
 
     async def played(mode: str, outer: str, inner: str) -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, gate = Nest(place, mode), Gate()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, gate = Nest(environment, mode), Gate()
             await nest.redelivered(f"first of {mode}")
 
             async def ends_late() -> None:
@@ -256,8 +256,8 @@ def test_a_cancelled_delivery_waits_for_its_nested_ones_and_nothing_is_committed
     seen = DRIVERS[driver].seen
 
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, gate = Nest(place, "transactional"), Gate()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, gate = Nest(environment, "transactional"), Gate()
             await nest.redelivered("first")
 
             async def leave_it(tx: Any) -> None:
@@ -288,8 +288,8 @@ def test_a_delivery_that_is_cancelled_while_it_waits_for_its_nested_ones_is_roll
     seen = DRIVERS[driver].seen
 
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, gate = Nest(place, "transactional"), Gate()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, gate = Nest(environment, "transactional"), Gate()
 
             async def leave_it(tx: Any) -> None:
                 _tasks.add(asyncio.create_task(nest.nested(tx, "i1", gate)))
@@ -323,8 +323,8 @@ def test_nested_deliveries_run_one_after_the_other_and_their_own_nested_ones_do_
         running -= 1
 
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest = Nest(place, mode)
+        async with DRIVERS[driver].opened(address) as environment:
+            nest = Nest(environment, mode)
             await nest.redelivered("first")
 
             async def two_levels(tx: Any) -> None:
@@ -350,8 +350,8 @@ def test_what_waits_for_its_turn_when_the_handler_fails_does_not_run(driver: str
     ran: list[str] = []
 
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, gate = Nest(place, "transactional"), Gate()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, gate = Nest(environment, "transactional"), Gate()
 
             async def waiting() -> None:
                 ran.append("waiting")
@@ -369,7 +369,7 @@ def test_what_waits_for_its_turn_when_the_handler_fails_does_not_run(driver: str
                 await nest.around("o1", fail)
             (refused,) = [error for error in await asyncio.gather(*_tasks, return_exceptions=True) if error]
             assert isinstance(refused, UsageError)
-            assert "Await in a handler" in str(refused)
+            assert "Await everything that a handler starts" in str(refused)
 
     in_time(played())
     assert ran == []
@@ -380,8 +380,8 @@ def test_a_task_that_begins_its_delivery_after_the_handler_has_ended_has_a_trans
     driver: str, address: str
 ) -> None:
     async def played() -> None:
-        async with DRIVERS[driver].opened(address) as place:
-            nest, over = Nest(place, "transactional"), asyncio.Event()
+        async with DRIVERS[driver].opened(address) as environment:
+            nest, over = Nest(environment, "transactional"), asyncio.Event()
 
             async def later(tx: Any) -> None:
                 await over.wait()
@@ -423,7 +423,7 @@ def test_a_delivery_in_another_thread_than_the_handler_around_it_is_refused(mode
             tx.execute("INSERT INTO effects VALUES (?)", (message,))
             threads.submit(contextvars.copy_context().run, nested, tx).result(PATIENCE)
 
-        with pytest.raises(UsageError, match="in another thread"):
+        with pytest.raises(UsageError, match="in a different thread"):
             outer("o1")  # type: ignore[call-arg]
         # The same thread, and a context of its own in another one, are right.
         threads.submit(contextvars.Context().run, inner, "i1").result(PATIENCE)  # type: ignore[arg-type]

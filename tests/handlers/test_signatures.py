@@ -41,9 +41,9 @@ def charge(payment_id: str, amount: int = 1, /, *tags: str, currency: str = "eur
 
 
 @async_guard.idempotent("charge", key="payment_id")
-async def charge_awaited(payment_id: str, amount: int = 1) -> str:
+async def charge_async(payment_id: str, amount: int = 1) -> str:
     """Charge a card, async."""
-    ran["charge_awaited"] += 1
+    ran["charge_async"] += 1
     return f"{amount}"
 
 
@@ -96,7 +96,7 @@ def _long_after_the_last_test() -> None:
 # As people see it.
 
 
-@pytest.mark.parametrize("decorated", [charge, charge_awaited, post, put, Shop.charge, Shop.ship, Shop.refund])
+@pytest.mark.parametrize("decorated", [charge, charge_async, post, put, Shop.charge, Shop.ship, Shop.refund])
 def test_a_decorated_function_keeps_its_name_its_words_and_its_signature(decorated: Callable[..., Any]) -> None:
     original = inspect.unwrap(decorated)
 
@@ -107,10 +107,10 @@ def test_a_decorated_function_keeps_its_name_its_words_and_its_signature(decorat
 
 
 def test_a_decorated_function_shows_whether_it_is_async() -> None:
-    assert inspect.iscoroutinefunction(charge_awaited)
+    assert inspect.iscoroutinefunction(charge_async)
     assert inspect.iscoroutinefunction(Shop("a").ship)
     assert not inspect.iscoroutinefunction(charge)
-    assert inspect.iscoroutinefunction(charge_awaited.outcome)
+    assert inspect.iscoroutinefunction(charge_async.outcome)
     assert inspect.isfunction(charge)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from onefold import Guard
 from onefold.health import dynamodb
 from onefold.stores.base import Untold
 from tests.health.tools import GREEN, RED, UNKNOWN, YELLOW, checks_of, left_behind, use
@@ -18,6 +19,8 @@ def test_a_table_that_is_run_well_is_green(dynamodb_url: str) -> None:
     assert {name: check for name, check in found.items() if check.grade is not GREEN} == {}
     assert {"table", "time to live", "capacity", "backups", "trial", "clock"} < set(found)
     assert left_behind(dynamodb_url) == 0
+    with Guard(dynamodb_url) as guard:
+        assert isinstance(cast("Any", guard.store).facts()["table_bytes"], int)
 
 
 def test_a_missing_table_is_yellow_or_red_and_is_not_made(dynamodb_url: str) -> None:

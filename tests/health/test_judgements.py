@@ -92,7 +92,7 @@ def test_where_mysql_says_nothing_nothing_is_made_up() -> None:
     facts = told | {"max_allowed_packet": SILENT, "version": SILENT, "auto_schema": True}
 
     assert {check.grade for check in mysql.judge(facts)} == {UNKNOWN}
-    assert mysql.hindrance(facts) == "whether its tables are there is not known"
+    assert mysql.hindrance(facts) == "it is not known whether its tables exist"
 
 
 def test_where_postgres_says_nothing_nothing_is_made_up() -> None:
@@ -126,18 +126,18 @@ def test_the_disk_of_a_file(facts: dict[str, Any], grade: Grade) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("told", "message"),
     [
         ((100.0, 100.05, 100.1), "the same as"),
         ((100.0, 103.55, 100.1), "3.5 s ahead of"),
         ((100.0, 40.05, 100.1), "60 s behind"),
     ],
 )
-def test_the_difference_of_the_clocks_is_told_and_never_judged(told: tuple[float, ...], words: str) -> None:
+def test_the_difference_of_the_clocks_is_told_and_never_judged(told: tuple[float, ...], message: str) -> None:
     found = clock({"kind": "postgres", "clock": told})
 
     assert found.grade is GREEN
-    assert words in found.reason
+    assert message in found.reason
 
 
 def test_sizes_are_told_for_people() -> None:

@@ -22,6 +22,7 @@ from services.house import House
 from services.servers import Server
 from tests.health.tools import GREEN, RED, UNKNOWN, YELLOW, checks_of, grades_of, left_behind, report_of, use
 from tests.stores.postgres.tools import rows, tables
+from tests.stores.sql.versions import TOO_NEW
 from tests.support import eventually
 
 NOBODY = 65_534
@@ -90,7 +91,7 @@ def test_tables_of_the_version_before_are_yellow_and_stay_as_they_are(postgres_u
 
 def test_tables_of_a_version_that_is_too_new_are_red(postgres_url: str) -> None:
     use(postgres_url)
-    run(postgres_url, "UPDATE onefold_schema SET version = 9, usable_from = 9")
+    run(postgres_url, TOO_NEW)
 
     found = checks_of(postgres_url)
 
@@ -147,8 +148,8 @@ def test_a_user_who_may_only_read_is_red_in_the_trial(postgres_url: str, mysql_u
     )
 
     for url in (postgres_url, mysql_url):
-        place = urlsplit(url).netloc.rpartition("@")[2]
-        reader = urlsplit(url)._replace(netloc=f"onefold_reader:readsecret@{place}").geturl()
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        reader = urlsplit(url)._replace(netloc=f"onefold_reader:readsecret@{host}").geturl()
         found = checks_of(reader)
         assert found["trial"].grade is RED
         assert "readsecret" not in str(found)
@@ -164,8 +165,8 @@ def test_a_user_who_may_only_read_is_red_in_the_trial(postgres_url: str, mysql_u
 
 def set_for_session(url: str, **settings: str) -> str:
     """The URL of a session with these settings, as `PGOPTIONS` would have them."""
-    words = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
-    return f"{url}?options={quote(words)}"
+    options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
+    return f"{url}?options={quote(options)}"
 
 
 def test_asynchronous_commits_are_red(postgres_url: str) -> None:

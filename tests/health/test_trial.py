@@ -90,7 +90,7 @@ class CannotFinish(Foreign):
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("broken", "message"),
     [
         (GivesEverybodyTheClaim, "a second claim of a running key was not refused"),
         (LosesResults, "the result was not kept"),
@@ -99,14 +99,14 @@ class CannotFinish(Foreign):
         (CannotFinish, "the owner could not finish its work"),
     ],
 )
-def test_a_broken_promise_is_red_and_nothing_is_left_behind(broken: type[Foreign], words: str) -> None:
+def test_a_broken_promise_is_red_and_nothing_is_left_behind(broken: type[Foreign], message: str) -> None:
     store = broken()
 
     report = examine(store)
 
     trial = next(check for check in report.checks if check.name == "trial")
     assert trial.grade is RED
-    assert words in trial.reason
+    assert message in trial.reason
     assert report.reached
     assert len(store.inside) == (broken is KeepsWhatIsReleased)
 

@@ -15,16 +15,16 @@ from types import FrameType
 from typing import Any
 
 from onefold._heartbeat import beats as _heartbeat_beats
+from onefold._heartbeat import sync_guards as _heartbeat_sync_guards
 from onefold._heartbeat import thread as _heartbeat_thread
-from onefold._heartbeat import threaded as _heartbeat_threaded
-from onefold._heartbeat.threaded import Heartbeat
+from onefold._heartbeat.sync_guards import Heartbeat
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.keys import address
 from tests.support import PATIENCE, Elsewhere, eventually
 
 # What `threading` and `weakref` have written in Python is interrupted, too.
-OURS = {module.__file__ for module in (_heartbeat_beats, _heartbeat_thread, _heartbeat_threaded, threading, weakref)}
+OURS = {module.__file__ for module in (_heartbeat_beats, _heartbeat_thread, _heartbeat_sync_guards, threading, weakref)}
 
 # More than there are lines to go through: a bound for the loops over them.
 LINES_MAX = 500

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Guard, Policy, StoreUnavailable
+from onefold._heartbeat.async_guards import AsyncHeartbeat, LoopBeats
 from onefold._heartbeat.beats import Beats
-from onefold._heartbeat.loops import AsyncHeartbeat, LoopBeats
-from onefold._heartbeat.threaded import Heartbeat
+from onefold._heartbeat.sync_guards import Heartbeat
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.keys import address
@@ -143,7 +143,7 @@ def down() -> None:
     raise StoreUnavailable("the database is being moved. Nothing ran. Wait")
 
 
-async def down_awaited() -> None:
+async def down_async() -> None:
     down()
 
 
@@ -163,7 +163,7 @@ def test_a_renewal_that_fails_is_a_warning_with_its_cause_before_the_lease_is_ov
         outcome = guard.run("charge", "pay_1", lambda: eventually(warnings.warned))
     guard.close()
 
-    assert (outcome.value, outcome.remembered) == (True, True)
+    assert (outcome.value, outcome.recorded) == (True, True)
     assert f"charge [key {CHARGE.digest}]: the claim was not renewed" in warnings.lines[0]
     # The handler runs.
     assert "StoreUnavailable: the database is being moved. Wait" in warnings.lines[0]
@@ -174,7 +174,7 @@ def test_an_async_renewal_that_fails_is_a_warning_too(warnings: Warnings, long_l
     heard = Heard()
 
     async def story() -> Any:
-        guard = AsyncGuard(AsyncFailing(down_awaited), policy=Policy(lease=long_lease), on_event=heard)
+        guard = AsyncGuard(AsyncFailing(down_async), policy=Policy(lease=long_lease), on_event=heard)
         outcome = await guard.run("charge", "pay_1", lambda: asyncio.to_thread(eventually, warnings.warned))
         await guard.aclose()
         return outcome.value

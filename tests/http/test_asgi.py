@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from onefold import AsyncGuard, Guard, Policy, State, UsageError, current, done, failed, rerun
+from onefold import AsyncGuard, Done, Failed, Guard, Policy, Rerun, State, UsageError, current
 from onefold.http import Answer
 from onefold.http._shared.messages import SPOOL_MAX
 from onefold.http.asgi import IdempotencyMiddleware, body_field, by_header, by_user, single_tenant
@@ -186,7 +186,7 @@ def test_an_error_after_the_client_has_gone_is_logged(caplog: pytest.LogCaptureF
 
     in_time(story())
 
-    assert "client had gone" in caplog.text
+    assert "client had disconnected" in caplog.text
     assert "boom" in caplog.text
 
 
@@ -328,7 +328,7 @@ def test_an_application_that_does_not_answer_is_a_bug_that_is_told() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    with pytest.raises(RuntimeError, match="without a whole answer"):
+    with pytest.raises(RuntimeError, match="without a complete response"):
         in_time(Visitor(guarded(app)).visit())
 
 
@@ -475,7 +475,11 @@ def test_who_has_lost_its_claim_is_told_and_finds_the_other_ones_answer() -> Non
     in_time(story())
 
 
-def test_who_has_lost_its_claim_in_the_middle_of_its_answer_gets_it_to_the_end() -> None:
+def test_who_has_lost_its_claim_in_the_middle_of_its_answer_gets_it_to_the_end_and_is_not_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "onefold.http")
+
     async def story() -> None:
         store = AsyncProxyStore()
 
@@ -488,6 +492,7 @@ def test_who_has_lost_its_claim_in_the_middle_of_its_answer_gets_it_to_the_end()
         assert (visitor.status, visitor.body, visitor.ended) == (201, b"run 1", True)
 
     in_time(story())
+    assert "refused" not in caplog.text
 
 
 def test_a_handler_that_is_cancelled_with_its_claim_comes_to_its_end_before_that_is_told() -> None:
@@ -543,11 +548,11 @@ def test_a_heartbeat_keeps_the_claim_of_a_handler_that_outlives_its_lease() -> N
 @pytest.mark.parametrize(
     ("resolution", "status", "body"),
     [
-        (done(Answer(202, [(b"x-by", b"hand")], b"it happened")), 202, b"it happened"),
-        (done(), 200, b"null"),
-        (done({"id": 17}), 200, b'{"id":17}'),
-        (failed(ValueError("it did not")), 500, b"failed"),
-        (rerun(), 201, b"run 2"),
+        (Done(Answer(202, [(b"x-by", b"hand")], b"it happened")), 202, b"it happened"),
+        (Done(), 200, b"null"),
+        (Done({"id": 17}), 200, b'{"id":17}'),
+        (Failed(ValueError("it did not")), 500, b"failed"),
+        (Rerun(), 201, b"run 2"),
     ],
 )
 def test_a_held_request_that_somebody_resolves(resolution: Any, status: int, body: bytes) -> None:
@@ -558,7 +563,7 @@ def test_a_held_request_that_somebody_resolves(resolution: Any, status: int, bod
         with pytest.raises(RuntimeError):
             await Visitor(middleware).visit()
         held = await Visitor(middleware).visit()
-        assert (held.status, json.loads(held.body)["code"]) == (409, "on_hold")
+        assert (held.status, json.loads(held.body)["code"]) == (409, "held")
         app.steps.clear()
 
         returns = Answer if isinstance(getattr(resolution, "value", None), Answer) else Any
@@ -572,7 +577,7 @@ def test_a_held_request_that_somebody_resolves(resolution: Any, status: int, bod
 
 def test_a_probe_answers_in_the_place_of_a_handler_that_broke() -> None:
     async def ask(_current: Any) -> Any:
-        return done(Answer(200, [], b"the bank says yes"))
+        return Done(Answer(200, [], b"the bank says yes"))
 
     async def story() -> None:
         guard = AsyncGuard("memory:", policy=Policy(after_crash=ask))
@@ -592,7 +597,7 @@ def test_a_probe_that_fails_is_503_and_is_asked_again(caplog: pytest.LogCaptureF
     async def ask(_current: Any) -> Any:
         if answers:
             raise answers.pop()
-        return done(Answer(200, [], b"the bank says yes"))
+        return Done(Answer(200, [], b"the bank says yes"))
 
     async def story() -> None:
         app = App(middle=boom)
@@ -613,7 +618,7 @@ def test_a_probe_that_fails_is_503_and_is_asked_again(caplog: pytest.LogCaptureF
 
 def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_too() -> None:
     async def ask(_current: Any) -> Any:
-        return done()
+        return Done()
 
     async def story() -> None:
         middleware = guarded(App(middle=boom), guard=AsyncGuard("memory:", policy=Policy(after_crash=ask)))
@@ -744,8 +749,8 @@ class PassThrough(BaseHTTPMiddleware):
         return response
 
 
-@pytest.mark.parametrize("place", ["above", "below", "both"])
-def test_middlewares_of_starlette_stand_above_and_below(place: str) -> None:
+@pytest.mark.parametrize("where", ["above", "below", "both"])
+def test_middlewares_of_starlette_stand_above_and_below(where: str) -> None:
     runs = []
 
     async def pay(request: Request) -> Response:
@@ -759,7 +764,7 @@ def test_middlewares_of_starlette_stand_above_and_below(place: str) -> None:
 
     ours = Middleware(IdempotencyMiddleware, guard=AsyncGuard("memory:"), scope=by_header("X-Api-Key"))
     theirs = Middleware(PassThrough)
-    stack = {"above": [theirs, ours], "below": [ours, theirs], "both": [theirs, ours, theirs]}[place]
+    stack = {"above": [theirs, ours], "below": [ours, theirs], "both": [theirs, ours, theirs]}[where]
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=stack)
 
     async def story() -> None:

@@ -197,7 +197,7 @@ def test_a_store_that_waits_for_what_comes_after_the_answer_gets_it(
 
     in_time(story())
 
-    assert "Commit before you answer" in caplog.text
+    assert "Commit before you respond" in caplog.text
 
 
 def test_a_client_that_reads_slowly_is_waited_for(behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

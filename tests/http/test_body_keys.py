@@ -13,7 +13,7 @@ import pytest
 
 from onefold import AsyncGuard, Guard
 from onefold.http._requests.keys import body_field
-from onefold.http._shared.messages import Refused, Request, Spooled
+from onefold.http._shared.messages import Body, Refused, Request
 from onefold.http.asgi import IdempotencyMiddleware
 from onefold.http.flask import idempotent
 from onefold.http.scopes import single_tenant
@@ -33,7 +33,7 @@ def key_in(kind: str | None, content: bytes, path: str = "id", **headers: str) -
     pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     if kind is not None:
         pairs.append((b"content-type", kind.encode("latin-1")))
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         body.add(content)
         return body_field(path)(Request("POST", "/hooks", b"", pairs), body)
 

@@ -16,15 +16,17 @@ PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module", params=["django views", "django views on asgi"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Service]]:
+def framework_and_service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Service]]:
     folder = tmp_path_factory.mktemp("django")
     with serving(request.param, records_in(folder), folder) as service:
         yield request.param, service
 
 
 @pytest.fixture(scope="module")
-def service(place: tuple[str, Service]) -> Service:
-    return place[1]
+def service(framework_and_service: tuple[str, Service]) -> Service:
+    return framework_and_service[1]
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +146,9 @@ def test_a_stream_is_sent_in_whole_and_remembered_up_to_the_limit(send: Sender, 
 
 
 def test_an_async_stream_and_an_async_view_are_guarded_on_asgi(
-    send: Sender, place: tuple[str, Service], service: Service
+    send: Sender, framework_and_service: tuple[str, Service], service: Service
 ) -> None:
-    if "asgi" not in place[0]:
+    if "asgi" not in framework_and_service[0]:
         pytest.skip("async streams belong to ASGI")
 
     before = len(service.log())
@@ -188,7 +190,7 @@ def test_what_the_framework_makes_of_an_error_is_remembered_if_it_is_final(send:
 def test_what_the_framework_raises_is_unknown_and_held(send: Sender, service: Service) -> None:
     first, second = (send("/rest/payments", json={"amount": 5}, **{"raise": "boom"}) for _ in range(2))
 
-    assert (first.status_code, second.status_code, second.json()["code"]) == (500, 409, "on_hold")
+    assert (first.status_code, second.status_code, second.json()["code"]) == (500, 409, "held")
     assert service.effects(send.name) == 1
 
 

@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 from onefold import (
-    KEY_MAX,
     AsyncGuard,
     ClaimLost,
+    Done,
     Guard,
+    Held,
     InProgress,
     InsideItself,
     KeyReused,
     MissingKey,
     NotInTransaction,
     OnefoldError,
-    OnHold,
     Outcome,
     OutcomeUnknown,
     Policy,
@@ -33,7 +33,6 @@ from onefold import (
     ResultUnreadable,
     StoreUnavailable,
     UsageError,
-    done,
 )
 from onefold._model import Address
 from onefold.errors import MEANINGS
@@ -42,8 +41,9 @@ from onefold.http._answers.rules import RULES, NotFinal, ServerFailed, is_final,
 from onefold.http._exchange.deliveries import deliver, deliver_async
 from onefold.http._exchange.rules import Exchange, GuardRequest
 from onefold.http._requests.keys import KEY_BODY_MAX, body_field, header_key, parsed
-from onefold.http._shared.messages import SPOOL_MAX, Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import SPOOL_MAX, Answer, Body, Refused, Request
 from onefold.http.scopes import by_header, single_tenant
+from onefold.keys import KEY_MAX
 from tests.support import PROJECT, in_time
 
 CONFORMANCE = Path(os.environ.get("ONEFOLD_CONFORMANCE", PROJECT.parent / "shared" / "conformance"))
@@ -59,8 +59,8 @@ def request(method: str = "POST", path: str = "/pay", query: bytes = b"", **head
 
 
 @pytest.fixture
-def body() -> Iterator[Spooled]:
-    with closing(Spooled()) as body:
+def body() -> Iterator[Body]:
+    with closing(Body()) as body:
         yield body
 
 
@@ -140,7 +140,7 @@ def test_strict_takes_only_the_quoted_form() -> None:
             parsed(value, strict=True)
 
 
-def test_a_header_that_was_sent_twice_is_refused(body: Spooled) -> None:
+def test_a_header_that_was_sent_twice_is_refused(body: Body) -> None:
     exchange = Exchange(scope=single_tenant)
 
     with pytest.raises(Refused, match="2 times"):
@@ -159,15 +159,13 @@ def test_a_header_that_was_sent_twice_is_refused(body: Spooled) -> None:
         ("text/plain", b"not json", None),
     ],
 )
-def test_a_webhooks_key_comes_from_a_field_of_its_body(
-    kind: str, content: bytes, key: str | None, body: Spooled
-) -> None:
+def test_a_webhooks_key_comes_from_a_field_of_its_body(kind: str, content: bytes, key: str | None, body: Body) -> None:
     body.add(content)
 
     assert body_field("id")(request(Content_Type=kind), body) == key
 
 
-def test_a_nested_field_and_another_header_can_be_the_key(body: Spooled) -> None:
+def test_a_nested_field_and_another_header_can_be_the_key(body: Body) -> None:
     body.add(b'{"event": {"id": "evt_1"}}')
 
     assert body_field("event.id")(request(), body) == "evt_1"
@@ -188,7 +186,7 @@ def test_a_nested_field_and_another_header_can_be_the_key(body: Spooled) -> None
     ],
     ids=lambda content: str(content[:20]),
 )
-def test_a_field_that_cannot_be_a_key_is_refused(content: bytes, body: Spooled) -> None:
+def test_a_field_that_cannot_be_a_key_is_refused(content: bytes, body: Body) -> None:
     body.add(content)
 
     with pytest.raises(Refused):
@@ -203,7 +201,7 @@ def test_other_methods_pass_untouched_even_with_a_key_that_is_none(method: str) 
     assert Exchange(scope=single_tenant, required=True).passes(request(method, Idempotency_Key="two keys"))
 
 
-def test_a_key_is_optional_unless_the_path_needs_one(body: Spooled) -> None:
+def test_a_key_is_optional_unless_the_path_needs_one(body: Body) -> None:
     exchange = Exchange(scope=single_tenant, required=["/pay", "/orders/*"])
 
     assert exchange.passes(request(path="/notes"))
@@ -214,10 +212,10 @@ def test_a_key_is_optional_unless_the_path_needs_one(body: Spooled) -> None:
         assert refused.value.code == "key_missing"
 
 
-def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
+def test_the_fingerprint_is_method_path_query_and_body(body: Body) -> None:
     exchange = Exchange(scope=single_tenant)
     body.add(b"one")
-    with closing(Spooled()) as other:
+    with closing(Body()) as other:
         other.add(b"two")
         asked = [
             exchange.guard_request(request(method, path, query, Idempotency_Key="key"), content)
@@ -233,17 +231,17 @@ def test_the_fingerprint_is_method_path_query_and_body(body: Spooled) -> None:
         other_path = exchange.guard_request(request(path="/pay/", Idempotency_Key="key"), body)
         small = exchange.guard_request(request("patch", Idempotency_Key="key"), body)
 
-    fingerprints = [ask.fingerprint for ask in asked if ask is not None]
+    fingerprints = [ask.payload for ask in asked if ask is not None]
     assert len(fingerprints) == 5
     assert all(fingerprints.count(one) == 1 for one in fingerprints)
     # A slash at the end makes another path, and the case of a method no other method.
     assert other_path is not None
-    assert other_path.fingerprint not in fingerprints
+    assert other_path.payload not in fingerprints
     assert small is not None
-    assert small.fingerprint == fingerprints[1]
+    assert small.payload == fingerprints[1]
 
 
-def test_a_large_body_is_hashed_in_full_and_read_again(body: Spooled) -> None:
+def test_a_large_body_is_hashed_in_full_and_read_again(body: Body) -> None:
     parts = [bytes([number]) * 300_000 for number in range(2 * SPOOL_MAX // 300_000)]
     for part in parts:
         body.add(part)
@@ -267,7 +265,7 @@ def test_a_credential_becomes_a_keyed_digest_and_never_stands_in_clear() -> None
 
 
 @pytest.mark.parametrize("headers", [{}, {"X_Api_Key": " "}, {"X_Api_Key": ["a", "b"]}])
-def test_a_key_without_a_caller_is_refused(headers: Any, body: Spooled) -> None:
+def test_a_key_without_a_caller_is_refused(headers: Any, body: Body) -> None:
     exchange = Exchange(scope=by_header("X-Api-Key"))
 
     with pytest.raises(Refused) as refused:
@@ -276,8 +274,8 @@ def test_a_key_without_a_caller_is_refused(headers: Any, body: Spooled) -> None:
     assert refused.value.code == "caller_unknown"
 
 
-@pytest.mark.parametrize("caller", [None, "", "t" * 256, "nul\0"])
-def test_a_caller_that_is_nobody_in_particular_is_refused(caller: str | None, body: Spooled) -> None:
+@pytest.mark.parametrize("caller", [None, "", "t" * 256, "nul\0", "half\ud800"])
+def test_a_caller_that_is_nobody_in_particular_is_refused(caller: str | None, body: Body) -> None:
     exchange = Exchange(scope=lambda _request: caller)
 
     with pytest.raises(Refused) as refused:
@@ -286,8 +284,8 @@ def test_a_caller_that_is_nobody_in_particular_is_refused(caller: str | None, bo
     assert refused.value.code == "caller_unknown"
 
 
-def test_a_caller_that_is_no_text_is_a_bug(body: Spooled) -> None:
-    with pytest.raises(UsageError, match="gave a int"):
+def test_a_caller_that_is_no_text_is_a_bug(body: Body) -> None:
+    with pytest.raises(UsageError, match="returned a int"):
         Exchange(scope=lambda _request: 42).guard_request(request(Idempotency_Key="key"), body)  # type: ignore[arg-type, return-value]
 
 
@@ -344,18 +342,18 @@ def test_a_server_error_is_an_outcome_that_nobody_knows_and_a_429_is_not() -> No
 
     assert not isinstance(released.value, ServerFailed)
     policy = Exchange(scope=single_tenant).policy(Guard("memory:", policy=Policy(after_crash="hold")))
-    assert ServerFailed in policy.unknown
-    assert NotFinal not in policy.unknown
+    assert ServerFailed in policy.ambiguous_errors
+    assert NotFinal not in policy.ambiguous_errors
 
 
 def test_what_a_guard_remembers_is_not_what_http_remembers() -> None:
-    policy = Exchange(scope=single_tenant).policy(Guard("memory:", policy=Policy(remember=(Exception,))))
+    policy = Exchange(scope=single_tenant).policy(Guard("memory:", policy=Policy(final_errors=(Exception,))))
 
-    assert policy.remember == ()
+    assert policy.final_errors == ()
 
 
 def test_only_the_header_can_be_strict() -> None:
-    with pytest.raises(UsageError, match="key= names another place"):
+    with pytest.raises(UsageError, match="key= reads the key from elsewhere"):
         Exchange(scope=single_tenant, key=body_field("id"), strict=True)
 
 
@@ -444,7 +442,7 @@ def test_a_replay_without_a_body_has_no_length_and_one_that_was_cut_is_marked() 
         (KeyReused.about(Address("", "http", "sk_secret")), 422, "key_reused", None),
         (InProgress.about(Address("", "http", "sk_secret"), retry_after=0.2), 409, "in_progress", b"1"),
         (InProgress.about(Address("", "http", "sk_secret"), retry_after=1.5), 409, "in_progress", b"2"),
-        (OnHold.about(Address("", "http", "sk_secret"), remark="sk_secret"), 409, "on_hold", None),
+        (Held.about(Address("", "http", "sk_secret"), remark="sk_secret"), 409, "held", None),
         (ClaimLost.about(Address("", "http", "sk_secret")), 409, "claim_lost", b"1"),
         (StoreUnavailable("sk_secret at db.internal"), 503, "store_unavailable", b"1"),
         (ProbeFailed("sk_secret at db.internal"), 503, "outcome_unknown", b"1"),
@@ -490,7 +488,7 @@ def test_every_error_of_ours_has_an_answer_or_is_raised(kind: type[OnefoldError]
 
 @pytest.mark.parametrize(("value", "omitted"), [(None, True), ("what a probe gave, and no answer", False)])
 def test_an_answer_that_was_not_kept_is_not_made_up(value: Any, omitted: bool) -> None:
-    answer = Exchange(scope=single_tenant).replay(Outcome(value=value, replayed=True, omitted=omitted))
+    answer = Exchange(scope=single_tenant).replay(Outcome(kept=value, replayed=True, omitted=omitted))
 
     assert (answer.status, json.loads(answer.body)["code"]) == (409, "result_not_kept")
     assert (b"retry-after", b"1") not in answer.headers
@@ -512,7 +510,7 @@ async def never_awaited() -> Any:
 
 
 def held(policy: Policy) -> Guard:
-    """A guard whose one request is on hold."""
+    """A guard whose one request is held."""
     guard = Guard("memory:", policy=policy)
 
     def fail() -> Answer:
@@ -528,7 +526,7 @@ def test_a_request_that_was_resolved_with_a_plain_value_is_answered_with_it(valu
     exchange = Exchange(scope=single_tenant)
     guard = held(Policy(after_crash="hold"))
 
-    guard.resolve("http", "key", done(value), by="asha", reason="asked the bank")
+    guard.resolve("http", "key", Done(value), by="asha", reason="asked the bank")
     answer = exchange.replay(deliver(guard, asked(), never, exchange.policy(guard)))
 
     assert (answer.status, answer.body) == (200, msgspec.json.encode(value))
@@ -548,7 +546,7 @@ def test_and_so_it_is_where_it_is_async(value: Any) -> None:
 
         with pytest.raises(ServerFailed):
             await deliver_async(guard, asked(), fail, policy)
-        await guard.resolve("http", "key", done(value), by="asha", reason="asked the bank")
+        await guard.resolve("http", "key", Done(value), by="asha", reason="asked the bank")
         return exchange.replay(await deliver_async(guard, asked(), never_awaited, policy))
 
     answer = in_time(story())
@@ -558,7 +556,7 @@ def test_and_so_it_is_where_it_is_async(value: Any) -> None:
 
 def test_a_plain_value_is_one_replay_for_who_counts_them() -> None:
     guard = held(Policy(after_crash="hold"))
-    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    guard.resolve("http", "key", Done({"id": 17}), by="asha", reason="asked the bank")
     told: list[str] = []
     unsubscribe = subscribe(lambda event: told.append(event.kind.value))
 
@@ -573,7 +571,7 @@ def test_what_neither_is_an_answer_nor_reads_back_plainly_stays_refused() -> Non
         id: int
 
     guard = held(Policy(after_crash="hold"))
-    guard.resolve("http", "key", done(Receipt(17)), by="asha", reason="asked the bank", returns=Receipt)
+    guard.resolve("http", "key", Done(Receipt(17)), by="asha", reason="asked the bank", returns=Receipt)
 
     with pytest.raises(ResultUnreadable, match="Answer"):
         deliver(guard, asked(), never, Exchange(scope=single_tenant).policy(guard))
@@ -581,7 +579,7 @@ def test_what_neither_is_an_answer_nor_reads_back_plainly_stays_refused() -> Non
 
 def test_a_record_that_goes_between_the_two_questions_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = held(Policy(after_crash="hold"))
-    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    guard.resolve("http", "key", Done({"id": 17}), by="asha", reason="asked the bank")
     run = guard.run
 
     def forgets(*given: Any, **options: Any) -> Any:
@@ -594,6 +592,35 @@ def test_a_record_that_goes_between_the_two_questions_runs_nothing(monkeypatch: 
 
     with pytest.raises(ResultUnreadable):
         deliver(guard, asked(), never, Exchange(scope=single_tenant).policy(guard))
+
+
+def test_the_own_response_stands_if_it_was_made_here_is_not_final_or_was_seen() -> None:
+    exchange, made, other = Exchange(scope=single_tenant), Answer(201, []), Answer(202, [])
+    lost = ClaimLost.about(Address("", "http", "key"))
+
+    assert exchange.instead(Outcome(kept=made), made) is None
+    assert exchange.instead(NotFinal(), None) is None
+    assert exchange.instead(lost, made, is_seen=True) is None
+    # The held-back end of a body that the client has begun to read is not dropped for an error, either.
+    assert exchange.instead(UsageError("only a programmer can fix this"), made, is_seen=True) is None
+    assert exchange.instead(Outcome(kept=other, replayed=True), None, is_seen=True) is None
+
+
+def test_another_response_is_sent_for_a_refusal_a_replay_and_what_a_probe_answered() -> None:
+    exchange, made, other = Exchange(scope=single_tenant), Answer(201, []), Answer(202, [])
+    ends: list[tuple[Outcome[Answer] | OnefoldError, Answer | None]] = [
+        (ClaimLost.about(Address("", "http", "key")), made),
+        (Outcome(kept=other, replayed=True), None),
+        (Outcome(kept=made, replayed=True), made),
+        (Outcome(kept=other), made),
+        (Outcome(kept=other), None),
+    ]
+
+    found = [exchange.instead(ended, own) for ended, own in ends]
+
+    assert [None if answer is None else answer.status for answer in found] == [409, 202, 201, 202, 202]
+    with pytest.raises(UsageError):
+        exchange.instead(UsageError("only a programmer can fix this"), made)
 
 
 def test_refusals_are_logged_without_keys_and_bodies(caplog: pytest.LogCaptureFixture) -> None:

@@ -215,7 +215,14 @@ def test_a_held_record_names_the_users_error(send: Send) -> None:
     record = send(lambda: pays([]), policy=HOLD).record
 
     assert record is not None
-    assert (record.state, record.remark) == (State.HELD, "attempt 1 ended in Boom")
+    assert (record.state, record.remark) == (State.HELD, f"attempt 1 ended in {__name__}.Boom")
+
+
+def test_a_held_record_has_the_text_of_the_users_error_if_the_policy_allows_it(send: Send) -> None:
+    record = send(fails, policy=HOLD.replace(keep_error_text=True)).record
+
+    assert record is not None
+    assert record.remark == f"attempt 1 ended in {__name__}.Boom, which said: after the effect"
 
 
 def test_a_held_record_names_the_status_of_an_answer() -> None:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPEx
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
-from onefold import AsyncGuard, Guard, Policy, UsageError, current, done
+from onefold import AsyncGuard, Done, Guard, Policy, UsageError, current
 from onefold.http import Answer
 from onefold.http.fastapi import body_field, by_argument, by_header, describe, idempotent_route, single_tenant
 from tests.http_service.visitor import Visitor
@@ -354,7 +354,7 @@ def test_a_caller_that_has_to_be_async_is_a_bug() -> None:
     async def pay(user: str = "asha") -> None:
         raise AssertionError
 
-    with pytest.raises(UsageError, match="gave something to await"):
+    with pytest.raises(UsageError, match="returned an awaitable"):
         in_time(Visitor(app_of(router)).visit())
 
 
@@ -428,7 +428,7 @@ def test_an_answer_that_cannot_be_serialized_is_a_failure(router: APIRouter, ban
 
 def test_a_probe_answers_in_the_place_of_an_endpoint_that_failed(bank: Bank) -> None:
     async def ask(_current: Any) -> Any:
-        return done(Answer(200, [], b"the bank says yes"))
+        return Done(Answer(200, [], b"the bank says yes"))
 
     guard = AsyncGuard("memory:", policy=Policy(after_crash=ask))
     router = APIRouter(route_class=idempotent_route(guard=guard, scope=single_tenant))
@@ -454,7 +454,7 @@ def test_a_held_request_that_somebody_resolves_with_a_plain_value(bank: Bank) ->
         raise RuntimeError("boom")
 
     (first,) = sent(app_of(router), {})
-    in_time(guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank"))
+    in_time(guard.resolve("http", "key", Done({"id": 17}), by="asha", reason="asked the bank"))
     (again,) = sent(app_of(router), {})
 
     assert (first.status_code, again.status_code, again.json()) == (500, 200, {"id": 17})

@@ -21,8 +21,8 @@ from onefold import AsyncGuard, Guard
 from onefold.http import asgi, wsgi
 from onefold.http import fastapi as routes
 from onefold.http._exchange.rules import Exchange, GuardRequest
-from onefold.http._requests.fingerprints import LABEL, content_of, host_of, spooled_for
-from onefold.http._shared.messages import CHUNK, Refused, Request, Spooled
+from onefold.http._requests.fingerprints import LABEL, body_for, content_of, host_of
+from onefold.http._shared.messages import CHUNK, Body, Refused, Request
 from onefold.http.scopes import by_header, single_tenant
 from tests.support import in_time
 
@@ -34,7 +34,7 @@ def request(**headers: str) -> Request:
 
 
 def asked(exchange: Exchange, content: bytes = b"{}", **headers: str) -> GuardRequest:
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         body.add(content)
         found = exchange.guard_request(request(**headers), body)
     assert found is not None
@@ -42,9 +42,9 @@ def asked(exchange: Exchange, content: bytes = b"{}", **headers: str) -> GuardRe
 
 
 def fingerprint(content: bytes, kind: str, *, piece: int = CHUNK) -> tuple[str, bytes]:
-    with closing(Spooled()) as body:
-        for place in range(0, len(content), piece):
-            body.add(content[place : place + piece])
+    with closing(Body()) as body:
+        for start in range(0, len(content), piece):
+            body.add(content[start : start + piece])
         return content_of(request(Content_Type=kind), body)
 
 
@@ -102,7 +102,7 @@ def split_at_once(content: bytes, boundary: bytes) -> bytes:
 
 def test_pieces_of_any_size_give_the_same_digest() -> None:
     chance = random.Random(7)
-    words = [
+    parts = [
         b"\r\n--bb",
         b"--bb",
         b"--bb--",
@@ -116,9 +116,9 @@ def test_pieces_of_any_size_give_the_same_digest() -> None:
         b"\r\n--bb\r\n",
     ]
     for _ in range(300):
-        content = b"".join(chance.choices(words, k=chance.randrange(1, 30)))
+        content = b"".join(chance.choices(parts, k=chance.randrange(1, 30)))
 
-        class Pieces(Spooled):
+        class Pieces(Body):
             def chunks(self, content: bytes = content) -> Any:
                 left = content
                 while left:
@@ -135,9 +135,9 @@ def test_pieces_of_any_size_give_the_same_digest() -> None:
 def test_a_body_that_is_compared_as_it_comes_has_the_same_digest() -> None:
     content = form("b", b"x" * 100, b"\r\n--b", b"--b--\r\n")
     asking = request(Content_Type="multipart/form-data; boundary=b")
-    with closing(spooled_for(asking)) as body:
-        for place in range(0, len(content), 7):
-            body.add(content[place : place + 7])
+    with closing(body_for(asking)) as body:
+        for start in range(0, len(content), 7):
+            body.add(content[start : start + 7])
 
         found = [content_of(asking, body) for _ in range(2)]
 
@@ -147,7 +147,7 @@ def test_a_body_that_is_compared_as_it_comes_has_the_same_digest() -> None:
 
 def test_a_large_upload_is_not_held_in_memory() -> None:
     part = bytes(1 << 20)
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         for piece in (b"--b\r\n\r\n", *[part] * 24, b"\r\n--b--\r\n"):
             body.add(piece)
         tracemalloc.start()
@@ -162,7 +162,7 @@ def test_a_large_upload_is_not_held_in_memory() -> None:
 
 def test_a_body_can_be_compared_while_somebody_reads_it() -> None:
     content = form("b", *[bytes([number]) * CHUNK for number in range(3)])
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         body.add(content)
         reading = body.chunks()
         first = next(reading)
@@ -178,7 +178,7 @@ def test_who_corrects_only_the_media_type_sends_another_request() -> None:
     exchange = Exchange(scope=single_tenant)
     kinds = ["", "text/plain", "application/json", "application/json; profile=a", "application/json; profile=b"]
 
-    found = [asked(exchange, Content_Type=kind).fingerprint for kind in kinds]
+    found = [asked(exchange, Content_Type=kind).payload for kind in kinds]
 
     assert all(found.count(one) == 1 for one in found)
 
@@ -188,9 +188,9 @@ def test_who_corrects_only_the_encoding_sends_another_request() -> None:
 
     plain, zipped = asked(exchange), asked(exchange, Content_Encoding="gzip")
 
-    assert plain.fingerprint != zipped.fingerprint
-    assert plain.fingerprint == asked(exchange, Content_Encoding="identity").fingerprint
-    assert zipped.fingerprint == asked(exchange, Content_Encoding="GZip").fingerprint
+    assert plain.payload != zipped.payload
+    assert plain.payload == asked(exchange, Content_Encoding="identity").payload
+    assert zipped.payload == asked(exchange, Content_Encoding="GZip").payload
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_the_same_key_at_another_host_is_another_request() -> None:
     here, there = (asked(exchange, Host=host) for host in ("a.example", "b.example"))
 
     assert here.scope == there.scope == "1"
-    assert here.fingerprint != there.fingerprint
+    assert here.payload != there.payload
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_the_same_key_at_another_host_is_another_request() -> None:
 def test_a_port_and_the_address_of_a_machine_make_no_other_host(one: str, other: str) -> None:
     exchange = Exchange(scope=single_tenant)
 
-    assert asked(exchange, Host=one).fingerprint == asked(exchange, Host=other).fingerprint
+    assert asked(exchange, Host=one).payload == asked(exchange, Host=other).payload
 
 
 def test_several_host_names_can_be_one_api() -> None:
@@ -345,5 +345,5 @@ def test_an_upload_a_media_type_and_a_host_are_compared_in_each_framework(
 def test_where_each_host_is_a_tenant_no_host_makes_another_caller() -> None:
     exchange = Exchange(scope=lambda _request: "bob", host="separate")
 
-    with pytest.raises(Refused, match="no @"):
+    with pytest.raises(Refused, match="must not contain @"):
         asked(exchange, Host="corp.com@shop.example")

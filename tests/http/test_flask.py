@@ -13,7 +13,7 @@ import flask
 import flask_login
 import pytest
 
-from onefold import Guard, Policy, UsageError, current, done
+from onefold import Done, Guard, Policy, UsageError, current
 from onefold.http import Answer
 from onefold.http.flask import IdempotencyMiddleware, by_header, by_user, idempotent, single_tenant
 
@@ -117,7 +117,7 @@ def test_what_nobody_makes_an_answer_of_is_released_or_held(
 
 
 def test_a_probe_answers_in_the_place_of_a_view_that_failed(app: flask.Flask) -> None:
-    policy = Policy(after_crash=lambda _current: done(Answer(200, [], b"the bank says yes")))
+    policy = Policy(after_crash=lambda _current: Done(Answer(200, [], b"the bank says yes")))
 
     @app.post("/pay")
     @guarded(guard=Guard("memory:", policy=policy))
@@ -136,7 +136,7 @@ def test_a_held_request_that_somebody_resolves_with_a_plain_value(app: flask.Fla
         raise RuntimeError("boom")
 
     assert post(app).status_code == 500
-    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    guard.resolve("http", "key", Done({"id": 17}), by="asha", reason="asked the bank")
     answer = post(app)
 
     assert (answer.status_code, answer.json, replays(answer)) == (200, {"id": 17}, [True])
@@ -472,5 +472,5 @@ def test_flask_login_is_not_asked_by_a_middleware_that_stands_outside_of_flask()
         app.wsgi_app, guard=Guard("memory:"), scope=by_user
     )
 
-    with pytest.raises(UsageError, match=r"stands outside of it. Decorate the view with @idempotent"):
+    with pytest.raises(UsageError, match=r"the middleware is outside. Decorate the view with @idempotent"):
         app.test_client().post("/pay", headers={"Idempotency-Key": "key"})

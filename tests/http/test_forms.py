@@ -17,7 +17,7 @@ from werkzeug.http import parse_options_header
 
 from onefold import Guard
 from onefold.http._requests.keys import KEY_BODY_MAX, body_field
-from onefold.http._shared.messages import Refused, Request, Spooled
+from onefold.http._shared.messages import Body, Refused, Request
 from onefold.http.flask import IdempotencyMiddleware, single_tenant
 from tests.stores.django.project import project
 
@@ -30,7 +30,7 @@ SEED = 20_261_116
 
 def key_in(kind: str, content: bytes, field: str = "id", **headers: str) -> str | None:
     pairs = [(b"content-type", kind.encode()), *((name.encode(), value.encode()) for name, value in headers.items())]
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         body.add(content)
         return body_field(field)(Request("POST", "/hooks", b"", pairs), body)
 

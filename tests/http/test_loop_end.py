@@ -28,13 +28,13 @@ MOST_TASKS = 6
 class Story:
     """One request that stands still at `place`."""
 
-    def __init__(self, place: str, *, is_route: bool) -> None:
-        self.place = place
+    def __init__(self, where: str, *, is_route: bool) -> None:
+        self.where = where
         self.reached = asyncio.Event()
         self.store = AsyncProxyStore(AsyncMemoryStore())
-        if place == "claiming":
+        if where == "claiming":
             self.store.before["claim"] = self.stand_still
-        elif place == "finishing":
+        elif where == "finishing":
             self.store.before["finish"] = self.stand_still
         self.guard = AsyncGuard(self.store)
         router = APIRouter(route_class=idempotent_route(guard=self.guard, scope=single_tenant)) if is_route else None
@@ -51,13 +51,13 @@ class Story:
         await asyncio.Event().wait()
 
     async def pay(self) -> Response:
-        if self.place == "running":
+        if self.where == "running":
             await self.stand_still()
         return StreamingResponse(self.parts())
 
     async def parts(self) -> Any:
         yield b"one "
-        if self.place == "streaming":
+        if self.where == "streaming":
             await self.stand_still()
         yield b"two"
 
@@ -75,9 +75,9 @@ class Story:
         assert visiting.cancelled() or visiting.exception() is not None
 
 
-@pytest.mark.parametrize("place", ["claiming", "running", "streaming", "finishing"])
+@pytest.mark.parametrize("where", ["claiming", "running", "streaming", "finishing"])
 @pytest.mark.parametrize("is_route", [False, True], ids=["middleware", "route"])
-def test_a_loop_that_ends_in_the_middle_of_a_request_comes_to_its_end(place: str, is_route: bool) -> None:
+def test_a_loop_that_ends_in_the_middle_of_a_request_comes_to_its_end(where: str, is_route: bool) -> None:
     async def story() -> None:
         for turns, first, step in itertools.product(TURNS, range(MOST_TASKS), (1, -1)):
 
@@ -85,7 +85,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_request_comes_to_its_end(place: str
                 first %= len(tasks)
                 return [*tasks[first:], *tasks[:first]][::step]
 
-            await Story(place, is_route=is_route).tell(order, turns)
+            await Story(where, is_route=is_route).tell(order, turns)
 
     in_time(story())
 

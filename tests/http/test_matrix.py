@@ -26,7 +26,7 @@ from tests.http_service.wire import Raw, Wire, post_of
 EVERY_RULE = [("asgi", "sqlite"), ("wsgi", "sqlite")]
 A_PART = [(framework, "sqlite") for framework in SERVERS] + [("asgi", "redis"), ("django", "postgres")]
 MORE = [(framework, store) for store in ("redis", "postgres") for framework in ("asgi", "wsgi", "django", "flask")]
-PLACES = list(dict.fromkeys((*EVERY_RULE, *A_PART, *MORE)))
+SERVED = list(dict.fromkeys((*EVERY_RULE, *A_PART, *MORE)))
 PART = {
     "test_the_same_key_with_another_request_is_refused_and_the_right_one_still_replays",
     "test_what_cannot_be_a_key_gets_400_and_nothing_runs",
@@ -57,14 +57,14 @@ def http_postgres_url(postgres: Server) -> Iterator[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Name the places of a test, with those marked at which it is not for every day."""
+    """Parametrize a test with frameworks and stores, and mark those that are not for every day."""
     if "framework_and_service" in metafunc.fixturenames:
         everyday = A_PART if metafunc.function.__name__ in PART else EVERY_RULE
-        places = [
-            pytest.param(place, id="-".join(place), marks=() if place in everyday else pytest.mark.more)
-            for place in PLACES
+        params = [
+            pytest.param(served, id="-".join(served), marks=() if served in everyday else pytest.mark.more)
+            for served in SERVED
         ]
-        metafunc.parametrize("framework_and_service", places, indirect=True, scope="module")
+        metafunc.parametrize("framework_and_service", params, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +348,7 @@ def test_under_hold_a_failure_after_the_handler_started_is_unknown_and_is_not_ru
     first, second = (post("/hold/pay", **wish) for _ in range(2))
 
     assert first.status_code == 500
-    assert (second.status_code, problem(second)) == (409, "on_hold")
+    assert (second.status_code, problem(second)) == (409, "held")
     assert "retry-after" not in second.headers
     assert service.effects(name) == 1
 

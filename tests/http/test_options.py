@@ -21,10 +21,10 @@ from onefold import (
     AsyncGuard,
     ClaimLost,
     Guard,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
-    OnHold,
     Policy,
     RememberedFailure,
     ResultNotKept,
@@ -33,7 +33,7 @@ from onefold import (
 )
 from onefold.http import asgi, fastapi, flask, wsgi
 from onefold.http._exchange.rules import Exchange
-from onefold.http._shared.messages import Refused, Request, Spooled
+from onefold.http._shared.messages import Body, Refused, Request
 from onefold.http.scopes import by_header, single_tenant
 from tests.http_service.visitor import Visitor
 from tests.support import in_time
@@ -57,7 +57,7 @@ def request(method: str = "POST", path: str = "/pay", **headers: str) -> Request
 
 
 def ask(exchange: Exchange, content: bytes = b"{}", **headers: str) -> Any:
-    with closing(Spooled()) as body:
+    with closing(Body()) as body:
         body.add(content)
         return exchange.guard_request(request(**headers), body)
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(options: Any, says: 
     [
         (lambda: by_header(""), "has to name a header"),
         (lambda: by_header("X Api Key"), "has to name a header"),
-        (lambda: by_header("X-Api-Key", secret=7), "secret= is a int"),  # type: ignore[arg-type]
+        (lambda: by_header("X-Api-Key", secret=7), "secret= has to be a str or bytes, not int"),  # type: ignore[arg-type]
         (lambda: asgi.header_key("X-Id:"), r"header_key\('X-Id:'\) has to name a header"),
         (lambda: asgi.header_key("X-Id", strict="yes"), "strict='yes'"),  # type: ignore[arg-type]
         (lambda: asgi.body_field(7), r"body_field\(7\) has to name a field"),  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ GUARD_REFUSES = (
     MissingKey("the key has 408 bytes"),
     KeyReused(),
     InProgress(),
-    OnHold(),
+    Held(),
     ClaimLost(),
     StoreUnavailable(),
     RememberedFailure(),
@@ -334,14 +334,14 @@ def test_a_field_that_no_store_takes_is_named_and_not_shown(content: Any) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"key": lambda *given: async_handler()}, "key= gave something to await"),
-        ({"key": lambda *given: b"key"}, "key= has to give the key as a str, or None, and gave a bytes"),
-        ({"key": lambda *given: True}, "gave a bool"),
+        ({"key": lambda *given: async_handler()}, "key= returned an awaitable"),
+        ({"key": lambda *given: b"key"}, "key= has to return the key as a str, or None, but returned a bytes"),
+        ({"key": lambda *given: True}, "returned a bool"),
         (
             {"key": lambda *given: None, "required": lambda _request: async_handler()},
-            "required= gave something to await",
+            "required= returned an awaitable",
         ),
-        ({"scope": lambda _request: async_handler()}, "scope= gave something to await"),
+        ({"scope": lambda _request: async_handler()}, "scope= returned an awaitable"),
     ],
     ids=without_addresses,
 )
@@ -378,7 +378,9 @@ def test_an_argument_that_an_endpoint_does_not_have_is_refused_before_its_first_
 def test_whoever_knows_no_endpoint_refuses_to_look_for_its_arguments(kind: str) -> None:
     name, make = OWNERS[kind]
 
-    with pytest.raises(UsageError, match=rf"^{name} knows no arguments .* for FastAPI's idempotent_route"):
+    with pytest.raises(
+        UsageError, match=rf"^{name} does not see an endpoint's arguments.* for FastAPI's idempotent_route"
+    ):
         make(scope=fastapi.by_argument("user"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import StreamingResponse
 
-from onefold import AsyncGuard, Guard, Policy, State, done
+from onefold import AsyncGuard, Done, Guard, Policy, State
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import ServerFailed
 from onefold.http._answers.sendable import UnsendableAnswer
@@ -56,16 +56,16 @@ def captured(status: Any, headers: Headers, *parts: bytes, method: str = "POST",
         (200, [(b"x-own", b"\0")], "has a control character"),
         (200, [(b"x-own", b"\x7f")], "has a control character"),
         (200, [("X-Own", "счёт")], "cannot be sent"),
-        (200, [(b"x-own", 5)], "int, and has to be text or bytes"),
+        (200, [(b"x-own", 5)], "int instead of text or bytes"),
         (200, [(b"x-own",)], "cannot be sent"),
         (200, [5], "cannot be sent"),
-        (200, [(b"content-length", b"5")], "has 4 bytes, and its Content-Length is 5"),
-        (200, [(b"Content-Length", b"3")], "has 4 bytes, and its Content-Length is 3"),
+        (200, [(b"content-length", b"5")], "has 4 bytes, but its Content-Length is 5"),
+        (200, [(b"Content-Length", b"3")], "has 4 bytes, but its Content-Length is 3"),
         (200, [(b"content-length", b"four")], "not a number of bytes"),
         (200, [(b"content-length", b"-4")], "not a number of bytes"),
         (200, [(b"content-length", b"")], "not a number of bytes"),
         (200, [(b"content-length", b"4, 4")], "not a number of bytes"),
-        (200, [(b"content-length", b"4"), (b"content-length", b"5")], "two of them"),
+        (200, [(b"content-length", b"4"), (b"content-length", b"5")], "has two values"),
         (200, [(b"content-length", b"0" * 21)], "not a number of bytes"),
     ],
 )
@@ -119,7 +119,7 @@ def test_the_length_of_an_answer_to_head_is_that_of_another_one() -> None:
 def test_a_part_that_is_no_bytes_is_refused_also_where_no_body_is_kept() -> None:
     part: Any = "done"
 
-    with pytest.raises(TypeError, match="str, and has to be bytes"):
+    with pytest.raises(TypeError, match="has to be bytes, not str"):
         captured(200, [], part, limit=0)
 
 
@@ -128,7 +128,7 @@ def test_a_kept_answer_that_cannot_be_sent_is_not_kept(kept: Answer) -> None:
     """Of an earlier release, a probe, or a person."""
 
     async def story() -> tuple[int, bytes]:
-        guard = AsyncGuard("memory:", policy=Policy(after_crash=lambda _current: done(kept)))
+        guard = AsyncGuard("memory:", policy=Policy(after_crash=lambda _current: Done(kept)))
         app = IdempotencyMiddleware(breaks, guard=guard, scope=single_tenant)
         visitor = await Visitor(app).visit()
         return visitor.status, visitor.body
@@ -223,5 +223,5 @@ def test_the_decorator_of_flask_holds_what_cannot_be_sent(response: Callable[[],
 
     first, again = [app.test_client().post("/pay", headers={"Idempotency-Key": "key"}) for _ in range(2)]
 
-    assert (first.status_code, again.status_code, again.get_json()["code"]) == (500, 409, "on_hold")
+    assert (first.status_code, again.status_code, again.get_json()["code"]) == (500, 409, "held")
     guard.close()

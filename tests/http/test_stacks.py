@@ -25,6 +25,9 @@ EVERY_DAY = {
 
 PATIENCE = 120.0
 
+# Whose credential the services do not know any more.
+REVOKED = "revoked"
+
 AROUND = ("none", "compression", "cors", "request-id", "session", "base")
 
 # Of an application that breaks.
@@ -228,6 +231,46 @@ def check_headers_of(above: str, below: str, answers: list[httpx.Response], wher
         assert cookies == [1, 0, 0], where
 
 
+# Callers.
+
+
+@pytest.mark.parametrize("rule", ["below", "single", "loose"])
+def test_a_caller_who_is_refused_leaves_no_claim_and_sees_nothing(
+    post: Post, service: Service, name: str, rule: str
+) -> None:
+    """After the whole body was read, in memory or in a file; before the first request with a key, and after it."""
+    path = f"/none/none/{rule}/json"
+
+    for body in (b"{}", b"x" * (2 << 20)):
+        key = f"{name}-{len(body)}"
+        answers = [
+            post(path, key=key, name=key, content=body, headers={"X-Api-Key": caller})
+            for caller in (REVOKED, "asha", REVOKED, "riya", "asha")
+        ]
+
+        assert [one.status_code for one in answers] == [401, 201, 401, 201, 201]
+        assert {one.headers["www-authenticate"] for one in answers if one.status_code == 401} == {"Bearer"}
+        assert [one.json()["code"] for one in answers if one.status_code == 401] == ["unauthorized"] * 2
+        assert [is_replay(one) for one in answers] == [False, False, False, False, True]
+        assert service.effects(key) == 2
+
+
+def test_without_a_fingerprint_no_other_route_caller_or_host_gets_a_response(
+    post: Post, service: Service, name: str
+) -> None:
+    path = "/none/none/loose"
+    first = post(f"{path}/json")
+
+    again = post(f"{path}/json", content=b"another", more="1")
+    refused = [post(f"{path}/stream"), post(f"{path}/json", headers={"Host": "other.example"})]
+    stranger = post(f"{path}/json", headers={"X-Api-Key": "riya"})
+
+    assert (is_replay(again), again.content) == (True, first.content)
+    assert [(one.status_code, one.json()["code"]) for one in refused] == [(422, "key_reused")] * 2
+    assert (stranger.status_code, is_replay(stranger)) == (201, False)
+    assert service.effects(name) == 2
+
+
 # Methods and routes.
 
 
@@ -255,12 +298,12 @@ def test_a_method_in_small_letters_is_guarded_and_needs_a_key_too(
 @pytest.mark.parametrize("rule", ["below", "stripe"])
 def test_what_routing_answers_is_not_remembered(post: Post, service: Service, name: str, rule: str) -> None:
     """Neither a 404 of no route, nor a redirect that adds the slash: the right request still runs."""
-    place = f"/none/none/{rule}"
+    path = f"/none/none/{rule}"
 
-    nowhere = [post(f"{place}/nowhere", key=f"{name}-1") for _ in range(2)]
-    then = post(f"{place}/json", key=f"{name}-1")
-    sent_on = [post(f"{place}/with-slash", key=f"{name}-2") for _ in range(2)]
-    there = [post(f"{place}/with-slash/", key=f"{name}-2") for _ in range(2)]
+    nowhere = [post(f"{path}/nowhere", key=f"{name}-1") for _ in range(2)]
+    then = post(f"{path}/json", key=f"{name}-1")
+    sent_on = [post(f"{path}/with-slash", key=f"{name}-2") for _ in range(2)]
+    there = [post(f"{path}/with-slash/", key=f"{name}-2") for _ in range(2)]
 
     assert [one.status_code for one in nowhere] == [404, 404]
     assert {one.status_code for one in sent_on} <= {301, 307, 308, 404}
@@ -381,7 +424,7 @@ def test_an_endless_stream_ends_when_its_client_has_left(
 
     if rule == "hold" and not stack.startswith("django"):
         answer = until_settled(lambda: post(path))
-        assert (answer.status_code, answer.json()["code"]) == (409, "on_hold")
+        assert (answer.status_code, answer.json()["code"]) == (409, "held")
     assert service.effects(name) == 1
 
 
@@ -409,7 +452,7 @@ def test_an_application_that_breaks_after_its_effect_has_run(
             status = 204 if how == "body-of-204" else 201
             assert (last.status_code, last.content, is_replay(last)) == (status, BODIES[status], True), how
         elif rule == "hold":
-            assert (last.status_code, last.json()["code"]) == (409, "on_hold"), how
+            assert (last.status_code, last.json()["code"]) == (409, "held"), how
         else:
             assert (last.status_code, is_replay(last)) == (500, True), how
 

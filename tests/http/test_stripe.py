@@ -138,7 +138,7 @@ def test_on_a_route_the_endpoints_own_refusals_are_saved_because_it_has_begun(st
 
 @pytest.mark.parametrize("per_route", [False, True], ids=["middleware", "route"])
 @pytest.mark.parametrize(
-    ("rules", "after_crash", "code"), [("stripe", "rerun", "failed"), ("below_500", "hold", "on_hold")]
+    ("rules", "after_crash", "code"), [("stripe", "rerun", "failed"), ("below_500", "hold", "held")]
 )
 def test_an_endpoint_that_raises_a_cancellation_is_not_run_again(
     per_route: bool, rules: str, after_crash: Any, code: str

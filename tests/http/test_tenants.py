@@ -12,13 +12,14 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from onefold import SCOPE_MAX, AsyncGuard, Guard, UsageError, current
+from onefold import AsyncGuard, Guard, UsageError, current
 from onefold.http._requests.tenants import joined
 from onefold.http.asgi import IdempotencyMiddleware
 from onefold.http.fastapi import idempotent_route
 from onefold.http.flask import idempotent as flask_idempotent
 from onefold.http.scopes import single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from onefold.keys import SCOPE_MAX
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.stores.django.project import project
 from tests.support import in_time

@@ -85,7 +85,7 @@ def test_in_claim_mode_a_crash_after_the_effect_runs_it_again_with_the_same_key_
 def test_under_hold_a_crash_after_the_effect_is_held_and_never_runs_again(workers: Service) -> None:
     answer = killed_in_the_middle(workers, "/notify-and-hold", "after the handler", content=b"{}")
 
-    assert (answer.status_code, answer.json()["code"]) == (409, "on_hold"), workers.log()
+    assert (answer.status_code, answer.json()["code"]) == (409, "held"), workers.log()
     assert [line.split(" ")[0] for line in workers.lines()].count("/notify-and-hold") == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, Policy, UsageError, current, done
+from onefold import AsyncGuard, Done, Guard, Policy, UsageError, current
 from onefold.http import Answer
 from onefold.http.wsgi import IdempotencyMiddleware, body_field, by_user, single_tenant
 from tests.support import ProxyStore
@@ -261,7 +261,7 @@ def test_a_probe_answers_in_the_place_of_an_application_that_failed() -> None:
     def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
         raise RuntimeError("boom")
 
-    policy = Policy(after_crash=lambda _current: done(Answer(200, [], b"the bank says yes")))
+    policy = Policy(after_crash=lambda _current: Done(Answer(200, [], b"the bank says yes")))
     app = App(broken)
     client = guarded(app, guard=Guard("memory:", policy=policy))
     answers = [(client.post().status, client.body) for _ in range(2)]
@@ -290,7 +290,7 @@ def test_a_probe_that_knows_it_is_done_and_no_more_is_believed_the_first_time_to
     def broken(_environ: Any, _start_response: Any, _run: int) -> Iterable[bytes]:
         raise RuntimeError("boom")
 
-    client = guarded(App(broken), guard=Guard("memory:", policy=Policy(after_crash=lambda _current: done())))
+    client = guarded(App(broken), guard=Guard("memory:", policy=Policy(after_crash=lambda _current: Done())))
     answers = [(client.post().status, client.body) for _ in range(2)]
 
     assert answers == [(200, b"null")] * 2
@@ -305,7 +305,7 @@ def test_a_held_request_that_somebody_resolves_with_a_plain_value() -> None:
     with pytest.raises(RuntimeError):
         client.post()
 
-    guard.resolve("http", "key", done({"id": 17}), by="asha", reason="asked the bank")
+    guard.resolve("http", "key", Done({"id": 17}), by="asha", reason="asked the bank")
 
     assert (client.post().status, client.body, client.is_replay) == (200, b'{"id":17}', True)
     assert client.headers["content-type"] == "application/json"
@@ -448,4 +448,4 @@ def test_current_works_below_the_middleware() -> None:
 
 def test_an_async_guard_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="needs a Guard"):
-        IdempotencyMiddleware(App(a_list), guard=AsyncGuard("memory:"), scope=single_tenant)
+        IdempotencyMiddleware(App(a_list), guard=AsyncGuard("memory:"), scope=single_tenant)  # type: ignore[arg-type]

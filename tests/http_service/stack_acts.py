@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from onefold import Policy
+from onefold.http import Request, Unauthorized
 from onefold.http._asgi import client_gone
 from onefold.http.scopes import by_header
 from tests.http_service.behaviour import note, wait_for, wishes
@@ -29,7 +30,11 @@ RULES: dict[str, tuple[dict[str, Any], Policy]] = {
     "hold": ({}, Policy(after_crash="hold")),
     "stripe": ({"rules": "stripe"}, Policy()),
     "needed": ({"required": True}, Policy()),
+    "loose": ({"fingerprint": None}, Policy()),
 }
+
+# Whose credential is not known any more.
+REVOKED = "revoked"
 
 # Bounds an endless stream that nobody ends, so that a broken test ends.
 ENDLESS_SECONDS_MAX = 60.0
@@ -38,22 +43,28 @@ ORIGIN = "access-control-allow-origin"
 
 
 def options_of(rule: str) -> dict[str, Any]:
-    return {"scope": by_header("X-Api-Key"), "operation": rule, **RULES[rule][0]}
+    return {"scope": caller_of, "operation": rule, **RULES[rule][0]}
 
 
-class Environment(NamedTuple):
+def caller_of(request: Request) -> str | None:
+    if request.header("X-Api-Key") == REVOKED:
+        raise Unauthorized
+    return by_header("X-Api-Key")(request)
+
+
+class Route(NamedTuple):
     above: str
     below: str
     rule: str
     act: str
 
 
-def place_of(path: str) -> Environment | None:
+def route_of(path: str) -> Route | None:
     names = path.strip("/").split("/")
     if len(names) < 4 or names[2] not in (*RULES, "single") or {names[0], names[1]} - {*AROUND, "blocking"}:
         return None
     above, below, rule, *rest = names
-    return Environment(above, below, rule, "/".join(rest))
+    return Route(above, below, rule, "/".join(rest))
 
 
 class Done(NamedTuple):
@@ -66,21 +77,21 @@ class Done(NamedTuple):
 
 
 def act(path: str, query: str, size: int) -> Done:
-    place, wish = place_of(path), wishes(query)
-    assert place is not None
+    route, wish = route_of(path), wishes(query)
+    assert route is not None
     name = wish.get("name", "")
     note(f"{path} {name} {size}")
     if "gate" in wish:
         wait_for(wish["gate"])
-    if place.act == "boom":
+    if route.act == "boom":
         raise RuntimeError("after its effect")
     headers = [("Content-Type", "application/x-ndjson")]
-    if place.act == "stream":
+    if route.act == "stream":
         return Done(200, headers, None, stream(wish))
-    if place.act == "endless":
+    if route.act == "endless":
         return Done(200, headers, None, endless(name))
     answer = json.dumps({"path": path, "padding": "x" * 1_000}).encode()
-    if place.act == "missing":
+    if route.act == "missing":
         return Done(404, [("Content-Type", "application/json")], answer, iter(()))
     return Done(201, [("Content-Type", "application/json"), ("X-Own", "yes")], answer, iter(()))
 

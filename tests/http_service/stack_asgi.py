@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 from onefold import AsyncGuard
 from onefold.http.fastapi import IdempotencyMiddleware, idempotent_route
 from tests.http_service.behaviour import note, wishes
-from tests.http_service.stack_acts import RULES, act, options_of, place_of
+from tests.http_service.stack_acts import RULES, act, options_of, route_of
 
 guards = {rule: AsyncGuard("memory:", policy=policy) for rule, (_options, policy) in RULES.items()}
 
@@ -175,6 +175,6 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
-    place = place_of(scope["path"])
-    assert place is not None, scope["path"]
-    await stacked(*place[:3], place.act in BREAKS)(scope, receive, send)
+    route = route_of(scope["path"])
+    assert route is not None, scope["path"]
+    await stacked(*route[:3], route.act in BREAKS)(scope, receive, send)

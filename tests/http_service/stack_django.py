@@ -20,7 +20,7 @@ from onefold import Guard
 from onefold.http.django import idempotent, middleware
 from tests.http_service.behaviour import note
 from tests.http_service.stack_acts import AROUND as NAMES
-from tests.http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, PART, RULES, act, options_of, place_of
+from tests.http_service.stack_acts import ENDLESS_SECONDS_MAX, ORIGIN, PART, RULES, act, options_of, route_of
 
 if not settings.configured:
     settings.configure(
@@ -94,9 +94,9 @@ def chosen(get_response: Any) -> Any:
         chains["blocking", "none", rule] = blocked(blocking, ours(get_response))
 
     def chain(request: Any) -> Any:
-        place = place_of(request.path)
-        assert place is not None, request.path
-        return chains[place[:3]](request)
+        route = route_of(request.path)
+        assert route is not None, request.path
+        return chains[route[:3]](request)
 
     if not iscoroutinefunction(get_response):
         return chain

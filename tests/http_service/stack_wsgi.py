@@ -13,7 +13,7 @@ import flask
 from onefold import Guard
 from onefold.http.flask import IdempotencyMiddleware, idempotent
 from tests.http_service.behaviour import note, wishes
-from tests.http_service.stack_acts import ORIGIN, RULES, act, options_of, place_of
+from tests.http_service.stack_acts import ORIGIN, RULES, act, options_of, route_of
 
 guards = {rule: Guard("memory:", policy=policy) for rule, (_options, policy) in RULES.items()}
 
@@ -200,6 +200,6 @@ def stacked(above: str, below: str, rule: str, broken: bool) -> Any:
 
 
 def app(environ: Any, start_response: Any) -> Any:
-    place = place_of(environ["PATH_INFO"])
-    assert place is not None, environ["PATH_INFO"]
-    return stacked(*place[:3], place.act in BREAKS)(environ, start_response)
+    route = route_of(environ["PATH_INFO"])
+    assert route is not None, environ["PATH_INFO"]
+    return stacked(*route[:3], route.act in BREAKS)(environ, start_response)

@@ -263,7 +263,7 @@ def test_codes_are_in_order_and_documented_with_their_titles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("duration", "words"),
+    ("duration", "message"),
     [
         (172_800, "48h"),
         (1_209_600, "14d"),
@@ -278,8 +278,8 @@ def test_codes_are_in_order_and_documented_with_their_titles() -> None:
         (float("inf"), "forever"),
     ],
 )
-def test_durations_are_said_as_people_write_them(duration: float, words: str) -> None:
-    assert said(duration) == words
+def test_durations_are_said_as_people_write_them(duration: float, message: str) -> None:
+    assert said(duration) == message
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from onefold import UsageError
 from onefold.config import read
+from onefold.config.tree import Unusable
 from onefold.lint import RULES, findings
 from onefold.lint.store_identity import identity_of, is_volatile
 from tests.lint.test_lint import EXAMPLES, linted
@@ -199,7 +200,7 @@ def test_two_places_are_two_stores(one: str, other: str) -> None:
     ],
 )
 def test_money_does_not_remember_what_says_nothing_about_the_effect(tmp_path: Path, name: str) -> None:
-    fields = f"store: database, {MONEY}, remember: ['{name}', 'shop:CardDeclined']"
+    fields = f"store: database, {MONEY}, final_errors: ['{name}', 'shop:CardDeclined']"
 
     (found,) = linted(tmp_path, fields)
 
@@ -212,40 +213,46 @@ def test_money_does_not_remember_what_says_nothing_about_the_effect(tmp_path: Pa
     "name", ["shop:CardDeclined", "builtins:ValueError", "builtins:KeyError", "stripe:CardError", "builtins:no_such"]
 )
 def test_money_may_remember_a_final_answer(tmp_path: Path, name: str) -> None:
-    assert codes(tmp_path, f"store: database, {MONEY}, remember: ['{name}']") == []
+    assert codes(tmp_path, f"store: database, {MONEY}, final_errors: ['{name}']") == []
 
 
 @pytest.mark.parametrize("after_crash", ["hold", "'shop:ask'"])
 @pytest.mark.parametrize(
-    ("unknown", "missing"),
+    ("listed", "missing"),
     [
         ("", "TimeoutError and builtins.ConnectionError"),
         ("httpx.TransportError", "TimeoutError and builtins.ConnectionError"),
-        # Its class is made in builtins, and that is the name by which it is found.
-        ("asyncio.TimeoutError, builtins.ConnectionError", "TimeoutError"),
+        ("asynchronous.TimeoutError, builtins.ConnectionError", "TimeoutError"),
         ("builtins.TimeoutError", "ConnectionError"),
         ("builtins.ConnectionResetError, builtins.TimeoutError", "ConnectionError"),
     ],
 )
-def test_money_does_not_take_a_timeout_for_a_no(tmp_path: Path, after_crash: str, unknown: str, missing: str) -> None:
-    fields = f"store: database, money: true, keep: forever, after_crash: {after_crash}, unknown: [{unknown}]"
+def test_money_does_not_take_a_timeout_for_a_no(tmp_path: Path, after_crash: str, listed: str, missing: str) -> None:
+    fields = f"store: database, money: true, keep: forever, after_crash: {after_crash}, ambiguous_errors: [{listed}]"
 
     (found,) = linted(tmp_path, fields)
 
-    assert (found.code, found.fix) == ("OF017", f"Leave unknown out, or add builtins.{missing}")
+    assert (found.code, found.fix) == ("OF017", f"Leave ambiguous_errors out, or add builtins.{missing}")
     assert codes(tmp_path, fields.replace("money: true, ", "")) == []
+
+
+def test_an_error_is_named_by_the_module_that_defines_it(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r"asyncio\.TimeoutError.* is defined as builtins.TimeoutError"):
+        linted(
+            tmp_path, f"store: database, {MONEY}, ambiguous_errors: [asyncio.TimeoutError, builtins.ConnectionError]"
+        )
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         MONEY,
-        f"{MONEY}, unknown: [builtins.TimeoutError, builtins.ConnectionError, shop.Doubt]",
-        f"{MONEY}, unknown: [builtins.OSError]",
-        f"{MONEY}, unknown: [builtins.Exception]",
+        f"{MONEY}, ambiguous_errors: [builtins.TimeoutError, builtins.ConnectionError, shop.Doubt]",
+        f"{MONEY}, ambiguous_errors: [builtins.OSError]",
+        f"{MONEY}, ambiguous_errors: [builtins.Exception]",
         # Nothing is unknown there, or nothing is asked.
-        "money: true, keep: forever, mode: transactional, unknown: []",
-        "money: true, keep: forever, provider_memory: forever, unknown: []",
+        "money: true, keep: forever, mode: transactional, ambiguous_errors: []",
+        "money: true, keep: forever, provider_memory: forever, ambiguous_errors: []",
     ],
 )
 def test_money_may_name_what_is_unknown(tmp_path: Path, fields: str) -> None:
@@ -255,7 +262,7 @@ def test_money_may_name_what_is_unknown(tmp_path: Path, fields: str) -> None:
 @pytest.mark.parametrize("name", ["TimeoutError", "builtins:TimeoutError", "builtins.", ".TimeoutError", "a b.C"])
 def test_a_name_that_no_error_can_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="names no exception by its module: write"):
-        linted(tmp_path, f"store: database, after_crash: hold, unknown: ['{name}']")
+        linted(tmp_path, f"store: database, after_crash: hold, ambiguous_errors: ['{name}']")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +279,7 @@ def test_a_function_of_yours_may_be_a_probe(tmp_path: Path, probe: str) -> None:
 
 @pytest.mark.parametrize(("attempts", "expected"), [(1_000_000, ["OF015"]), (101, ["OF015"]), (100, []), (1, [])])
 def test_attempts_have_an_end(tmp_path: Path, attempts: int, expected: list[str]) -> None:
-    assert codes(tmp_path, f"store: database, attempts_max: {attempts}") == expected
+    assert codes(tmp_path, f"store: database, max_attempts: {attempts}") == expected
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from onefold.lint.changing import changes
-from onefold.lint.doubt import is_doubt
+from onefold.lint.ambiguous_errors import is_doubt
+from onefold.lint.unstable_keys import changes
 
 
 def table(text: str) -> list[str]:

@@ -79,8 +79,8 @@ def rows(url: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def option(url: str, words: str) -> str:
-    return f"{url}{'&' if '?' in url else '?'}{words}"
+def option(url: str, option_text: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{option_text}"
 
 
 # When.
@@ -210,7 +210,7 @@ def test_purge_no_in_the_url_switches_it_off(url: str, way: Callable[[Guard], No
     assert rows(url) >= 3
 
 
-async def deliver_awaited(url: str, way: str) -> None:
+async def deliver_async(url: str, way: str) -> None:
     async def handle() -> None: ...
 
     async def credit(key: str, *, tx: Any) -> None: ...
@@ -233,7 +233,7 @@ def test_so_do_the_async_stores(driver: str, way: str, request: pytest.FixtureRe
         url = str(request.getfixturevalue("mysql_url" if driver == "mysql" else "postgres_url"))
     leave(url)
 
-    asyncio.run(deliver_awaited(url.replace("postgresql:", f"{driver}:") if "postgres" in driver else url, way))
+    asyncio.run(deliver_async(url.replace("postgresql:", f"{driver}:") if "postgres" in driver else url, way))
 
     assert rows(url) == 1
 
@@ -253,7 +253,7 @@ def test_so_does_a_store_on_an_engine_or_a_pool_of_yours(postgres_url: str) -> N
                 with postgres.connected(postgres_url) as connection:
                     connection.execute("DROP TABLE IF EXISTS onefold_records, onefold_schema")
                 leave(postgres_url)
-                guard = Guard(store)
+                guard = Guard(store)  # type: ignore[arg-type]
                 guard.run("charge", "k", lambda: None)
                 guard.transactional("credit", key="key")(lambda key, *, tx: None)("k")  # type: ignore[call-arg]
                 assert rows(postgres_url) == left
@@ -281,7 +281,7 @@ class TestTheContractHoldsWithAPurgeAfterEveryOperation(StoreContract):
     racers = 4
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> None:
+    def set_up(self, tmp_path: Path) -> None:
         self.clock = Clock(time.time())
         self.path = tmp_path / "records.db"
 
@@ -312,8 +312,8 @@ def test_a_purge_that_fails_fails_no_delivery(
         outcome = guard.run("charge", "k", lambda: 4200)
         again = guard.run("charge", "k", lambda: 4200)
 
-    assert (outcome.value, outcome.remembered, again.replayed) == (4200, True, True)
-    (said,) = [record for record in caplog.records if "purging a little" in record.message]
+    assert (outcome.value, outcome.recorded, again.replayed) == (4200, True, True)
+    (said,) = [record for record in caplog.records if "the background purge failed" in record.message]
     assert said.levelno == logging.DEBUG
 
 
@@ -376,12 +376,12 @@ def test_a_block_of_djangos_does_not_wait_for_a_purge_that_waits_for_it(
 
     from tests.stores.django.project import alias_of, project
 
-    place = str(tmp_path / "records.db") if database == "sqlite" else str(request.getfixturevalue("postgres_url"))
-    url = f"sqlite:///{place}" if database == "sqlite" else place
+    name = str(tmp_path / "records.db") if database == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    url = f"sqlite:///{name}" if database == "sqlite" else name
     leave(url)
     # It would wait for as long as this.
     patience = {"OPTIONS": {"timeout": 120}} if database == "sqlite" else {}
-    with project(), alias_of(database, place, **patience) as alias, Guard(f"django://{alias}") as guard:
+    with project(), alias_of(database, name, **patience) as alias, Guard(f"django://{alias}") as guard:
         began = time.monotonic()
         with of_a_test(transaction.atomic(using=alias)):
             guard.transactional("credit", key="key")(lambda key, *, tx: None)("k")  # type: ignore[call-arg]

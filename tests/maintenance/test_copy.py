@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from onefold import Guard, OnHold, Policy, Record, State, StoreUnavailable, UsageError, current, done, rerun
+from onefold import Done, Guard, Held, Policy, Record, Rerun, State, StoreUnavailable, UsageError, current
 from onefold.maintenance import copy as copies
 from onefold.maintenance.copy import Tally, copying
 from onefold.stores.base import Address, Claim, Ending, Entry, Gone, Query
@@ -89,15 +89,15 @@ def test_what_is_kept_forever_stays_forever_and_what_was_omitted_stays_omitted()
 
 def test_a_guard_on_the_new_store_replays_what_the_old_one_did() -> None:
     old, new = MemoryStore(), MemoryStore()
-    Guard(old).run("charge", "pay_1", lambda: {"receipt": 17}, fingerprint={"amount": 4200})
+    Guard(old).run("charge", "pay_1", lambda: {"receipt": 17}, payload={"amount": 4200})
 
     copy(old, new)
 
-    outcome = Guard(new).run("charge", "pay_1", pytest.fail, fingerprint={"amount": 4200})
+    outcome = Guard(new).run("charge", "pay_1", pytest.fail, payload={"amount": 4200})
     assert (outcome.value, outcome.replayed) == ({"receipt": 17}, True)
 
 
-def test_what_is_on_hold_is_on_hold_in_the_new_store_and_can_be_resolved_there() -> None:
+def test_what_is_held_is_held_in_the_new_store_and_can_be_resolved_there() -> None:
     old, new = MemoryStore(), MemoryStore()
     guard = Guard(new, policy=Policy(after_crash="hold"))
     with suppress(TimeoutError):
@@ -105,9 +105,9 @@ def test_what_is_on_hold_is_on_hold_in_the_new_store_and_can_be_resolved_there()
 
     copy(old, new)
 
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         guard.run("charge", "pay_1", pytest.fail)
-    guard.resolve("charge", "pay_1", done("paid"), by="maria", reason="statement")
+    guard.resolve("charge", "pay_1", Done("paid"), by="maria", reason="statement")
     assert guard.run("charge", "pay_1", pytest.fail).value == "paid"
 
 
@@ -274,7 +274,7 @@ def test_what_has_ended_in_the_old_store_since_does_not_run_again_in_the_new_one
     copy(old, new)
     guard = Guard(old)
     if state is State.HELD:
-        guard.resolve("charge", "pay_1", done("paid"), by="maria", reason="x")
+        guard.resolve("charge", "pay_1", Done("paid"), by="maria", reason="x")
     else:
         guard.run("charge", "pay_1", lambda: "paid")
 
@@ -299,7 +299,7 @@ def test_what_a_person_settled_in_the_new_store_stays_so() -> None:
     old, new = MemoryStore(), MemoryStore()
     address = put(old, "pay_1", State.HELD)
     copy(old, new)
-    Guard(new).resolve("charge", "pay_1", rerun(), by="maria", reason="no trace")
+    Guard(new).resolve("charge", "pay_1", Rerun(), by="maria", reason="no trace")
 
     assert counts(copy(old, new)) == {"there": 1}
     assert found(new, address).state is State.OPEN

@@ -22,9 +22,10 @@ from msgspec.structs import asdict
 from onefold import Guard, ResultNotKept, State, StoreUnavailable, UsageError
 from onefold.maintenance import imports
 from onefold.maintenance import table as tables
-from onefold.maintenance.imports import Rows, Tally, age_of, importing
+from onefold.maintenance.imports import Rows, Tally, importing
 from onefold.maintenance.table import Table
 from onefold.stores.base import Query
+from onefold.stores.hand_made.rows import age_of
 from onefold.stores.memory import MemoryStore
 from onefold.stores.table_reader import Now, Reader, reading
 
@@ -57,9 +58,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     else:
         url = request.getfixturevalue("mysql_url")
         parts = urlsplit(url)
-        place: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
-        place |= {"password": parts.password or "", "database": parts.path[1:]}
-        connect = lambda: pymysql.connect(**place)  # noqa: E731
+        options: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "user": parts.username}
+        options |= {"password": parts.password or "", "database": parts.path[1:]}
+        connect = lambda: pymysql.connect(**options)  # noqa: E731
     with closing(connect()) as connection:
 
         def execute(statement: str, rows: Sequence[Sequence[Any]] | None = None) -> None:
@@ -266,7 +267,7 @@ def test_each_kind_of_reason_is_told_once_with_the_first_of_its_rows(
     assert counts(tally) == {"imported": 1, "merged": 1, "unusable": 6}
     told = {reason.why: (reason.count, reason.row) for reason in tally.reasons.values()}
     assert list(told.values()) == [(2, 1), (1, 4), (2, 6), (1, None)]
-    assert [words for words in told if "lies ahead" in words] == [list(told)[1]]
+    assert [message for message in told if "in the future" in message] == [list(told)[1]]
 
 
 def test_reasons_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,13 +427,13 @@ def test_an_age_is_counted_by_the_clock_of_the_database(at: Any, age: float) -> 
     ],
 )
 def test_what_lies_ahead_is_refused_and_not_taken_for_now(at: Any) -> None:
-    with pytest.raises(UsageError, match="lies ahead: the column of --at holds another zone"):
+    with pytest.raises(UsageError, match="in the future: the column for `at` holds another time zone"):
         age_of(at, NOW)
 
 
 @pytest.mark.parametrize("at", ["soon", "", b"x", True, math.nan, uuid.uuid4()])
 def test_what_says_no_time_is_refused_and_not_taken_for_now(at: Any) -> None:
-    with pytest.raises(UsageError, match="--at"):
+    with pytest.raises(UsageError, match="for `at`"):
         age_of(at, NOW)
 
 

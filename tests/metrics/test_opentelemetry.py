@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from onefold import Guard, OnHold, Policy
+from onefold import Guard, Held, Policy
 from onefold.events import Kind, tell
 from onefold.metrics import measured, opentelemetry, watched
 from onefold.metrics.table import BUCKETS, METRICS
@@ -140,11 +140,11 @@ def test_what_a_person_wants_to_see_is_an_event_of_the_span() -> None:
     with spans.tracer.start_as_current_span("consume"):
         with pytest.raises(TimeoutError):
             guard.run("charge", "pay_1", times_out)
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             guard.run("charge", "pay_1", times_out)
 
     assert [event.name for event in spans.last.events] == ["onefold.held"]
-    assert (spans.last.attributes or {})["onefold.outcome"] == "on_hold"
+    assert (spans.last.attributes or {})["onefold.outcome"] == "still_held"
 
 
 @pytest.mark.usefixtures("_installed")

@@ -38,7 +38,7 @@ ENDINGS: dict[str, list[str]] = {
     "it is running": ["in_progress"],
     "it was running, and a duplicate waits": ["replayed"],
     "it was abandoned": ["done"],
-    "it was abandoned, hold": ["held", "on_hold"],
+    "it was abandoned, hold": ["held", "still_held"],
     "it was abandoned, skip": ["skipped"],
     "it was abandoned, a probe": ["done"],
     "it was abandoned, a doubt": ["held"],
@@ -51,8 +51,8 @@ ENDINGS: dict[str, list[str]] = {
     "the key is reused": ["done", "key_reused"],
     "the store is down": ["store_unavailable"],
     "the store is down, run": ["unprotected"],
-    "the store fails at the end": ["not_remembered"],
-    "it fails for good, and the store at the end": ["not_remembered"],
+    "the store fails at the end": ["not_recorded"],
+    "it fails for good, and the store at the end": ["not_recorded"],
     "it is resolved": ["held"],
     "it is forgotten": ["done"],
 }
@@ -93,7 +93,7 @@ def test_a_key_that_is_used_again_is_a_conflict(stall: Callable[[float], None]) 
         ("it was lost", "onefold_lost_claims_total"),
         ("nobody knows", "onefold_held_total"),
         ("it is resolved", "onefold_resolved_total"),
-        ("the store fails at the end", "onefold_not_remembered_total"),
+        ("the store fails at the end", "onefold_not_recorded_total"),
         ("the store is down, run", "onefold_unprotected_total"),
         ("its result is left out", "onefold_omitted_results_total"),
         ("it is bypassed", "onefold_bypasses_total"),
@@ -137,9 +137,9 @@ def test_a_message_that_is_buried_is_counted_and_is_no_outcome_of_a_delivery() -
 
 
 def test_a_step_that_is_not_remembered_ends_no_delivery() -> None:
-    event = Event(kind=Kind.NOT_REMEMBERED, address=address("pay", "k"), detail="step reserve")
+    event = Event(kind=Kind.NOT_RECORDED, address=address("pay", "k"), detail="step reserve")
 
-    assert [metric.name for metric, _ in counted(event, "pay")] == ["onefold_not_remembered_total"]
+    assert [metric.name for metric, _ in counted(event, "pay")] == ["onefold_not_recorded_total"]
 
 
 def test_no_label_is_ever_a_key_a_scope_or_a_digest(stall: Callable[[float], None]) -> None:

@@ -174,5 +174,5 @@ def test_a_listener_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_store_is_not_measured_twice() -> None:
-    with pytest.raises(UsageError, match="measured already"):
+    with pytest.raises(UsageError, match="already measured"):
         measured(measured("memory:"))

@@ -14,6 +14,9 @@ from onefold.metrics import prometheus, watched
 from onefold.metrics.table import STORE_UP
 from onefold.metrics.watched import Watched
 from onefold.stores import schema
+from services.processes import wait_until
+from services.redis import named_client
+from services.servers import Server
 from tests.support import PATIENCE
 
 
@@ -77,3 +80,19 @@ def test_an_async_engine_is_refused_when_it_is_given() -> None:
 
     with pytest.raises(UsageError, match=r"A scrape cannot await: pass the URL"):
         Watched({"money": engine})
+
+
+def test_who_uninstalls_leaves_no_connection_behind(own_redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "PATIENCE", PATIENCE)
+    registry = CollectorRegistry()
+    with named_client(own_redis.url) as client:
+        before = len(client.client_list())
+        uninstall = prometheus.install(registry=registry, stores={"money": own_redis.url})
+        assert registry.get_sample_value("onefold_store_up", {"store": "money"}) == 1
+        during = len(client.client_list())
+
+        uninstall()
+
+        assert during > before
+        # The server notices a moment later.
+        wait_until(lambda: len(client.client_list()) == before, "nobody else is connected", PATIENCE)

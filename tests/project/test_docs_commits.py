@@ -164,7 +164,9 @@ class PostgresFuse(Fuse):
 
     def disarm(self) -> None:
         super().disarm()
-        (self.has_blown,) = self._server.execute("SELECT is_called FROM onefold_fuse").fetchone()  # type: ignore[misc]
+        (called,) = self._server.execute("SELECT is_called FROM onefold_fuse").fetchone()  # type: ignore[misc]
+        # A page may use SQLite as well.
+        self.has_blown = self.has_blown or called
         self._server.execute("SELECT setval('onefold_fuse', 2)")
 
     def close(self) -> None:
@@ -192,7 +194,7 @@ def fuse_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def statements_of(page: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
-    """Each statement of a page, with its place, or no place where nothing of it is to fail."""
+    """Each statement of a page, with its position, or none where nothing of it is to fail."""
     for line, block in blocks_of(page):
         text = "\n" * (line - 1) + on_our_servers(block, request)
         for statement in ast.parse(text).body:
@@ -224,30 +226,30 @@ def test_a_commit_that_fails_is_an_error_and_nothing_is_remembered(
     fuse, failed = fuse_for(page), 0
 
     with put_back(), tidied(module):
-        for place, code in statements_of(page, request):
-            failed += run(place, code, module, fuse)
+        for position, code in statements_of(page, request):
+            failed += run(position, code, module, fuse)
 
     assert failed, "no transaction of this page was found: nothing was tested"
 
 
-def run(place: str, code: Any, module: types.ModuleType, fuse: Fuse) -> bool:
+def run(position: str, code: Any, module: types.ModuleType, fuse: Fuse) -> bool:
     """Run a statement, and once more if a commit of it has failed. True: one has."""
     raised: BaseException | None = None
-    if place:
+    if position:
         fuse.arm()
     try:
         exec(code, module.__dict__)
     except BaseException as error:
         raised = error
-    if place:
+    if position:
         fuse.disarm()
-    if not place or not fuse.has_blown:
+    if not position or not fuse.has_blown:
         if raised is not None:
-            raised.add_note(f"at {place}")
+            raised.add_note(f"at {position}")
             raise raised
         return False
     is_told = raised is not None or any(status >= 500 for status in fuse.statuses)
-    assert is_told or place.startswith(TRIES_AGAIN), f"{place}: a commit failed, and nobody was told"
+    assert is_told or position.startswith(TRIES_AGAIN), f"{position}: a commit failed, and nobody was told"
     if is_told:
         # `with psycopg.connect(…)` closes nothing where the commit has failed.
         close_connections(module)

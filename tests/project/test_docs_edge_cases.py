@@ -40,8 +40,8 @@ def test_every_number_that_a_test_cites_has_a_row() -> None:
     cited = {
         number
         for path in (ROOT / "tests").rglob("*.py")
-        for words in prose_of(path)
-        for numbers in CITED.findall(words)
+        for title in prose_of(path)
+        for numbers in CITED.findall(title)
         for number in re.findall(r"\d+[a-z]?", numbers)
     }
 
@@ -50,8 +50,10 @@ def test_every_number_that_a_test_cites_has_a_row() -> None:
 
 
 def prose_of(path: Path) -> Iterator[str]:
-    """Yield the comments of a file and the docstring at its top."""
+    """Yield the comments of a file and the docstring at its top; nothing of a file that cites no row anywhere."""
     source = path.read_text(encoding="utf-8")
+    if not CITED.search(source):
+        return
     yield ast.get_docstring(ast.parse(source)) or ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -65,9 +67,9 @@ def test_a_test_that_does_not_exist_is_named_with_its_row() -> None:
 
 def test_a_name_becomes_a_link_to_where_the_test_is_and_a_stale_link_is_mended() -> None:
     name = "test_rows_are_numbered_once_and_in_order"
-    words = "rows are numbered once and in order"
+    title = "rows are numbered once and in order"
     here = Path(__file__).relative_to(ROOT).as_posix()
-    moved, stale = (f"[{words}](../{path}#{name})" for path in (here, "tests/elsewhere/test_it.py"))
+    moved, stale = (f"[{title}](../{path}#{name})" for path in (here, "tests/elsewhere/test_it.py"))
     cells = [f"| 7 | situation | what happens | {cell} |" for cell in (name, stale, moved)]
 
     assert {GENERATE["edge_cases"](cell) for cell in cells} == {cells[-1]}

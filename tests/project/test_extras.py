@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -59,6 +60,25 @@ def test_all_is_all() -> None:
     assert resolved("all") == set(EXTRAS)
 
 
+# Whoever uses these adapters has the framework, the HTTP library or the test runner that they are for.
+THEIRS = {"fastapi", "flask", "flask_login", "httpx", "pytest", "requests", "starlette", "urllib3"}
+
+# They come with the package that is named, which imports them itself.
+BESIDE = {"aiormq": "aio-pika", "asgiref": "django", "kombu": "celery"}
+
+
+def test_all_brings_every_package_that_the_source_imports() -> None:
+    files = PROJECT.glob("src/**/*.py")
+    imported = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files)) - THEIRS - {"msgspec"}
+
+    # Several packages may share the root of their modules, as those of OpenTelemetry do.
+    brought_by = {
+        name: {normalized(one) for one in [*distributions()[name], BESIDE.get(name, name)]} for name in imported
+    }
+
+    assert {name for name, brought in brought_by.items() if not brought & packages("all")} == set()
+
+
 def test_the_list_of_all_is_in_order() -> None:
     (listed,) = EXTRAS["all"]
 
@@ -85,21 +105,24 @@ def installed_by(page: Path) -> set[str]:
     return {normalized(name) for name in beside if name}.union(*(packages(one) for one in extras_in(" ".join(lines))))
 
 
+# It reads the files of every package that is installed.
+distributions = functools.cache(packages_distributions)
+
+
 def needed_by(code: str) -> Iterator[str]:
     """The packages that a sample imports, and the drivers of the URLs in it."""
-    modules = packages_distributions()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            roots = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            roots = [node.module or ""]
-        else:
-            continue
-        for root in {name.partition(".")[0] for name in roots} - sys.stdlib_module_names - {"onefold"}:
-            yield normalized(modules[root][0])
+    yield from (normalized(distributions()[module][0]) for module in imported_by(code))
     for scheme in re.findall(r"[\"']([a-z+]+)://", code):
         if scheme in DRIVERS:
             yield DRIVERS[scheme]
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules of others that the code imports, without what follows the first dot."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"onefold"}
 
 
 INSTALLING = [page for page in PAGES if installed_by(page) and blocks_of(page)]

@@ -16,12 +16,14 @@ BOTTOM = {"errors", "durations", "_checks", "_entry_points", "_driver_connection
 RULES = BOTTOM | {"_fingerprint", "codecs", "events", "keys"}
 CORE = RULES | {"_handlers", "_heartbeat", "_delivery", "current", "stores.base"}
 # What everybody may use: what a user imports, too, and how a wrong argument is refused, in the same words everywhere.
-PUBLIC = {"", "_checks", "codecs", "current", "durations", "errors", "events", "keys", "stores.base"}
+PUBLIC = {"", "_checks", "codecs", "current", "durations", "errors", "events", "keys", "stores.base", "stores.sources"}
 STORES = BOTTOM | {"stores"}
 SQL = STORES | {"stores.sql", "transactions"}
 
 # By room, which rooms it may import. The longest name that fits a module is its room; a name with "*" is the room of
 # all that is below it. A package stands for its modules, those that have a rule of their own among them.
+GUARD = CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.hand_made", "stores.sources", "transactions"}
+
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "durations": {"errors"},
@@ -39,49 +41,60 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_delivery": RULES | {"_handlers", "_delivery.handler_steps"},
     "_delivery.handler_steps": RULES | {"_delivery"},
     "current": RULES | {"_delivery", "_delivery.handler_steps", "_handlers", "_heartbeat"},
-    "_guard": CORE | {"_delivery.handler_steps", "stores", "transactions"},
-    "guard": CORE | {"_delivery.handler_steps", "_guard", "stores", "transactions"},
-    "guard_async": CORE | {"_delivery.handler_steps", "_guard", "stores", "transactions"},
+    # `guard.check()` judges as the doctor does. Imported on use.
+    "_guard": CORE | {"_delivery.handler_steps", "health", "stores", "stores.hand_made", "transactions"},
+    "guard": GUARD,
+    "guard_async": GUARD,
     "_load": {"codecs", "config", "events"},
-    "": {"_load", "_model", "current", "durations", "errors", "events", "guard", "guard_async", "transactions"},
+    "": {"_load", "_model", "codecs", "current", "durations", "errors", "events", "guard", "guard_async", "stores.base"}
+    | {"stores.hand_made", "transactions"},
     # Stores know nothing of deliveries.
     "stores": BOTTOM,
     "stores.base": {"_concurrency", "_model", "errors"},
+    # Types only, for whoever takes what a guard takes.
+    "stores.sources": {"stores.base"},
     "stores.sql": SQL,
     "stores.postgres*": SQL,
     "stores.mysql*": SQL,
     "stores.sqlite": SQL,
     "stores.redis": STORES,
     "stores.dynamodb": STORES,
+    # A guard of its own kind: the record is one more item of a write that the caller sends.
+    "stores.dynamodb.transactions": RULES | {"_delivery", "guard", "guard_async", "stores.dynamodb"},
+    # Rows of a caller's own table as records, for guards and for imports.
+    "stores.hand_made": RULES | STORES | {"stores.sql"},
     # One engine or alias may lead to any of the three: its dialect is chosen here, by its name there.
     "stores.sqlalchemy": SQL | {"stores.mysql", "stores.postgres", "stores.sqlite"},
     "stores.django": SQL | {"stores.mysql", "stores.postgres", "stores.sqlite"},
     "transactions": BOTTOM,
-    # A guard of its own kind: the record is one more item of a write that the caller sends.
-    "transactions.dynamodb": RULES | {"_delivery", "guard", "guard_async", "stores.dynamodb", "transactions"},
     "http": PUBLIC
-    | {"http._answers", "http._asgi", "http._django", "http._exchange", "http._requests", "http._shared"},
+    | {"http._answers", "http._asgi", "http._django", "http._exchange", "http._requests", "http._shared"}
+    # What a guard is made of, for types.
+    | {"stores.sources"},
     "http._shared": PUBLIC,
     "http._requests": PUBLIC | {"http._shared"},
-    "http._answers": PUBLIC | {"http._requests", "http._shared"},
+    "http._answers": PUBLIC | {"_concurrency", "http._requests", "http._shared"},
     # Scopes, and the blocking call, are in modules that users import too.
-    "http._exchange": PUBLIC | {"_concurrency", "http", "http._answers", "http._requests", "http._shared"},
+    "http._exchange": PUBLIC | {"_concurrency", "health", "http", "http._answers", "http._requests", "http._shared"},
     "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
     "http.client": PUBLIC | {"_concurrency", "http._shared"},
-    "queues": PUBLIC | {"_concurrency", "queues._kafka", "queues._rabbitmq", "queues._shared"},
+    # Adapters check a store once, before their first message or request.
+    "queues": PUBLIC | {"_concurrency", "health", "queues._kafka", "queues._rabbitmq", "queues._shared"},
     "queues.keys": PUBLIC,
     "queues.kafka_offsets": PUBLIC | {"_concurrency", "queues._kafka"},
     # A batch is committed with the offsets of its messages, in one transaction.
-    "queues._shared": PUBLIC | {"_concurrency", "queues.keys", "stores", "transactions"},
+    "queues._shared": PUBLIC | {"_concurrency", "_model", "health", "queues.keys", "stores", "transactions"},
     "queues._kafka": PUBLIC | {"_concurrency", "queues._shared", "queues.keys", "queues.kafka_offsets"},
     "queues._rabbitmq": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
-    "queues.celery": PUBLIC | {"queues._rabbitmq", "queues._shared", "queues.keys"},
-    "config": PUBLIC | {"_entry_points", "queues.keys"},
+    "queues.celery": PUBLIC | {"_concurrency", "health", "queues._rabbitmq", "queues._shared", "queues.keys"},
+    # The words that a policy's fields take stand once, in `_model.policy`.
+    "config": PUBLIC | {"_entry_points", "_model", "queues.keys"},
     "lint": PUBLIC | {"config", "stores"},
-    "maintenance": PUBLIC | {"stores"},
-    "health": PUBLIC | {"stores"},
-    "metrics": PUBLIC,
+    "maintenance": PUBLIC | {"stores", "stores.hand_made"},
+    "health": PUBLIC | {"_concurrency", "stores"},
+    # Which URLs need an event loop is known to the kinds of stores.
+    "metrics": PUBLIC | {"stores"},
     "trace": PUBLIC | {"health", "metrics"},
     # Schemas of ours, written by the tools of others.
     "alembic": {"stores", "stores.sqlalchemy"},
@@ -207,7 +220,7 @@ REACHES_INTO_GUARDS = {
     # It puts another store into a guard and takes it out again: nothing that a user should do at work.
     "testing.swap": {"_put", "_swap"},
     # A guard of its own kind, whose record is one more item of a write that the caller sends.
-    "transactions.dynamodb": {"_chosen", "_make_delivery", "_request"},
+    "stores.dynamodb.transactions": {"_asked", "_chosen", "_make_delivery", "_request"},
     # Its guard is its own class.
     "config.as_declared": {"_check"},
 }

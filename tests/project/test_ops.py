@@ -146,9 +146,9 @@ def test_every_metric_that_tells_of_something_wrong_has_an_alert() -> None:
 
 
 def test_the_page_counts_the_alerts() -> None:
-    words = {17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"}
+    numbers = {17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"}
 
-    assert f"{words[len(rules())]} alerts" in (PROJECT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert f"{numbers[len(rules())]} alerts" in (PROJECT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_is_shown() -> None:

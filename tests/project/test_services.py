@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pika
@@ -22,6 +23,7 @@ from pika.exceptions import AMQPConnectionError, AMQPError
 
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
+from services import programs
 from services import redis as redis_servers
 from services.home import PROJECT, Home, reachable
 from services.house import UP, House
@@ -94,8 +96,8 @@ class TestCrashes:
             assert client.get("kept") == b"1"
 
     def test_rabbitmq_keeps_what_it_has_confirmed(self, own_rabbitmq: Server) -> None:
-        place, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
-        with pika.BlockingConnection(place) as connection:
+        parameters, durable = pika.URLParameters(own_rabbitmq.url), pika.BasicProperties(delivery_mode=2)
+        with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
             channel.queue_declare("kept", durable=True)
@@ -105,12 +107,12 @@ class TestCrashes:
 
             own_rabbitmq.kill()
             with pytest.raises(AMQPConnectionError):
-                pika.BlockingConnection(place)
+                pika.BlockingConnection(parameters)
             own_rabbitmq.restart()
             with pytest.raises(AMQPError):
                 connection.process_data_events(1)
 
-        with pika.BlockingConnection(place) as connection:
+        with pika.BlockingConnection(parameters) as connection:
             assert connection.channel().basic_get("kept")[2] == b"1"
 
     def test_a_replica_takes_over(self, own_redis_pair: Pair) -> None:
@@ -260,9 +262,9 @@ def elsewhere() -> Iterator[dict[str, str]]:
     shutil.rmtree(folder)
 
 
-def command(environment: dict[str, str], *words: str) -> str:
+def command(environment: dict[str, str], *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "services", *words],
+        [sys.executable, "-m", "services", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -404,6 +406,25 @@ def test_a_missing_server_fails_in_ci(tmp_path: Path, elsewhere: dict[str, str])
     assert done.returncode == 1, done.stdout
     assert f"CI needs every server: {HOW_TO_GET_IT}" in done.stdout
     assert "1 passed, 2 errors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("user", "has", "first"),
+    [(0, "apt-get", "apt-get"), (501, "brew", "brew"), (501, "apt-get", None), (0, "brew", None), (0, "", None)],
+)
+def test_packages_come_from_debian_for_root_and_from_homebrew_for_others(
+    monkeypatch: pytest.MonkeyPatch, user: int, has: str, first: str | None
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == has else None)
+    monkeypatch.setattr(programs, "POLICY", Path(os.devnull))
+    monkeypatch.setattr(programs, "_run", lambda command: ran.append(command[0]))
+
+    with nullcontext() if first else pytest.raises(programs.Missing, match=r"compose\.yaml"):
+        programs.install.__wrapped__()
+
+    assert set(ran) == ({first} if first else set())
 
 
 def test_a_server_that_the_environment_names_is_used_instead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from bench.soak.__main__ import main
 from bench.soak.effects import Bank
-from bench.soak.places import Environment, Room
+from bench.soak.environments import Environment, Room
 from bench.soak.plan import SHORT, Mode, Plan
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, violations
@@ -36,10 +36,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 def soak(
-    *options: str, place: Path, program: tuple[str, str] = ("-m", "bench.soak")
+    *options: str, folder: Path, program: tuple[str, str] = ("-m", "bench.soak")
 ) -> subprocess.CompletedProcess[str]:
     # A kill takes nothing back from the operating system: only a power cut could tell the two kinds of sync apart.
-    command = [sys.executable, *program, "--short", "--sync", "normal", "--directory", str(place), *options]
+    command = [sys.executable, *program, "--short", "--sync", "normal", "--directory", str(folder), *options]
     # A table of its full width, and without colours.
     plain = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {"COLUMNS": "200"}
     ran = subprocess.run(command, cwd=PROJECT, env=plain, check=False, capture_output=True, text=True, timeout=PATIENCE)
@@ -59,7 +59,7 @@ class TestRuns:
     """Real ones, in processes of their own."""
 
     def test_under_random_kills_the_effects_are_what_the_guarantees_say(self, tmp_path: Path) -> None:
-        ran = soak("--seed", "7", place=tmp_path)
+        ran = soak("--seed", "7", folder=tmp_path)
 
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert ran.stdout.startswith("seed 7,")
@@ -70,14 +70,14 @@ class TestRuns:
         assert not list(tmp_path.iterdir()), "what holds leaves no files"
 
     def test_under_random_cancellations_beside_kills_every_effect_is_there_once(self, tmp_path: Path) -> None:
-        ran = soak("--cancel", "--store", "sqlite", place=tmp_path)
+        ran = soak("--cancel", "--store", "sqlite", folder=tmp_path)
 
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert row("effects", ran) == row("messages done", ran) == ["105", "105"]
         assert all(int(number) > 0 for number in row("cancelled", ran))
 
     def test_without_a_guard_the_soak_fails_with_evidence(self, tmp_path: Path) -> None:
-        ran = soak("--without-guard", place=tmp_path)
+        ran = soak("--without-guard", folder=tmp_path)
 
         assert ran.returncode == 1, ran.stdout + ran.stderr
         kept = re.findall(r"^sqlite, (\w+): \d+ violations; the files are in (.+)$", ran.stdout, re.MULTILINE)
@@ -88,7 +88,7 @@ class TestRuns:
         assert re.search(r"m-\d{5}: it ran twice under hold \(effects 2, ", ran.stdout)
 
     def test_a_server_that_is_killed_in_the_middle_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
-        ran = soak("--store", "postgres", "--mode", "transactional", "--strike-server", place=tmp_path)
+        ran = soak("--store", "postgres", "--mode", "transactional", "--strike-server", folder=tmp_path)
 
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert row("kills of the server", ran) == ["1"]
@@ -97,7 +97,7 @@ class TestRuns:
 
     def test_a_server_that_forgets_is_found_out(self, tmp_path: Path) -> None:
         options = ("--store", "redis", "--mode", "hold", "--strike-server")
-        ran = soak(*options, place=tmp_path, program=("-c", FORGETFUL))
+        ran = soak(*options, folder=tmp_path, program=("-c", FORGETFUL))
 
         assert ran.returncode == 1, ran.stdout + ran.stderr
         (kept,) = tmp_path.iterdir()
@@ -106,7 +106,7 @@ class TestRuns:
 
 
 class Server:
-    """A place whose server exists only in name."""
+    """An environment whose server exists only in name."""
 
     title = "a server"
     has_server = True
@@ -121,8 +121,8 @@ class Server:
 
 def a_queue(mode: Mode, folder: Path) -> Queue:
     plan = Plan("server", mode, SHORT._replace(messages=1, deliveries=2), 7, folder, True, True, 1.0)
-    place: Environment = Server()
-    queue = Queue(Desk(plan, "", Bank(folder / "bank.db")), place)
+    environment: Environment = Server()
+    queue = Queue(Desk(plan, "", Bank(folder / "bank.db")), environment)
     queue.strikes.clear()
     return queue
 

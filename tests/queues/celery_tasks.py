@@ -86,8 +86,8 @@ class Shop:
 
         return decorate
 
-    def ran(self, *words: object) -> None:
-        self.notes.add(" ".join(["ran", *map(str, words)]))
+    def ran(self, *arguments: object) -> None:
+        self.notes.add(" ".join(["ran", *map(str, arguments)]))
 
     def die_once(self, name: str) -> None:
         """SIGKILL to this process, the first time."""
@@ -128,7 +128,7 @@ def that_return(shop: Shop) -> None:
 
     class Large(OnefoldTask):
         guard = shop.guard
-        policy = shop.guard.policy.but(keep_result=False)
+        policy = shop.guard.policy.replace(keep_result=False)
 
     @shop.app.task(base=Large, operation="large", name="shop.large", shared=False)
     def large(word: str) -> str:
@@ -145,7 +145,7 @@ def that_wait(shop: Shop) -> None:
         return 7
 
     # Its lease does not end while anybody looks.
-    @shop.task(bind=True, wait=0.2, max_retries=0, policy=shop.guard.policy.but(lease="1h"))
+    @shop.task(bind=True, wait=0.2, max_retries=0, policy=shop.guard.policy.replace(lease="1h"))
     def slow(self: Any, gate: str) -> int:
         shop.ran("slow", gate, self.request.retries)
         return wait_for(gate)
@@ -194,7 +194,7 @@ def that_die(shop: Shop) -> None:
         shop.die_once(name)
         return name
 
-    @shop.task(policy=shop.guard.policy.but(after_crash="hold"), wait=0.2)
+    @shop.task(policy=shop.guard.policy.replace(after_crash="hold"), wait=0.2)
     def hold(name: str) -> str:
         shop.ran("hold", name)
         shop.die_once(name)

@@ -73,13 +73,13 @@ class Environment:
     def open_gate(self, name: str) -> None:
         (self.folder / name).touch()
 
-    def noted(self, *words: str) -> list[str]:
+    def noted(self, *noted: str) -> list[str]:
         """What was written down and begins with these words."""
-        begin = " ".join(words)
+        begin = " ".join(noted)
         return [line for line in self.notes.read() if f"{line} ".startswith(f"{begin} ")]
 
-    def times(self, *words: str) -> int:
-        return len(self.noted(*words))
+    def times(self, *noted: str) -> int:
+        return len(self.noted(*noted))
 
     def until(self, holds: Callable[[], Any]) -> None:
         end = time.monotonic() + PATIENCE
@@ -87,8 +87,8 @@ class Environment:
             assert time.monotonic() < end, self._worker.log.read_text()[-4000:]
             time.sleep(0.02)
 
-    def until_noted(self, *words: str, times: int = 1) -> None:
-        self.until(lambda: self.times(*words) >= times)
+    def until_noted(self, *noted: str, times: int = 1) -> None:
+        self.until(lambda: self.times(*noted) >= times)
 
 
 class Sent:
@@ -109,9 +109,9 @@ class Sent:
 
 
 @contextmanager
-def sending(place: Environment) -> Iterator[Sent]:
+def sending(environment: Environment) -> Iterator[Sent]:
     """Every message that is published inside."""
-    sent = Sent(place.app)
+    sent = Sent(environment.app)
     signals.before_task_publish.connect(sent.note, weak=False)
     try:
         yield sent

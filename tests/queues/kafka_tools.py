@@ -10,13 +10,13 @@ import inspect
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from onefold import AsyncGuard, Guard, Policy
 from onefold.queues import aiokafka as of_aiokafka
@@ -25,6 +25,8 @@ from onefold.queues.keys import header
 from tests.support import PATIENCE
 
 POLL = 0.05
+# How long a consumer is waited for that is to be closed before it has partitions.
+FIRST_ASSIGNMENT = 1.0
 
 # A broker that does not hear of a consumer for so long gives its partitions away, and the consumer counts its attempts
 # anew: not in a test that is about something else. An aiokafka consumer is silent between two steps.
@@ -79,6 +81,7 @@ class Worker:
         **options: Any,
     ) -> None:
         self._poll = poll
+        self._subscribes = subscribe
         self.guard = Guard(store, policy=policy)
         config = {**CONFIG, "bootstrap.servers": url, "group.id": group or topic, **(consumer_config or {})}
         self.consumer = consumer_kind(config)
@@ -120,8 +123,16 @@ class Worker:
         self.guard.close()
 
     def close(self) -> None:
+        self._wait_for_assignment()
         self.consumer.close()
         self.guard.close()
+
+    def _wait_for_assignment(self) -> None:
+        """Have the first assignment before closing: in its very moment, librdkafka may hang (its issue 4041)."""
+        deadline = time.monotonic() + FIRST_ASSIGNMENT
+        with suppress(KafkaException, RuntimeError):
+            while self._subscribes and not self.consumer.assignment() and time.monotonic() < deadline:
+                self.consumer.poll(POLL)
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +184,7 @@ class AsyncWorker:
                 make, made["transaction"] = self.adapter.guarded_batches, awaited_transaction(transaction)
             else:
                 made.setdefault("wait", 0)
-            self.handle = make(self.guard, "credit", is_async(handler), consumer=self.consumer, **made)
+            self.handle = make(self.guard, "credit", as_async(handler), consumer=self.consumer, **made)
             await self.producer.start()
             await self.producer.partitions_for(f"{topic}.dead")
             await self.consumer.start()
@@ -283,7 +294,7 @@ class Wallet:
             return tx.execute("SELECT topic, partition_number, next_offset FROM onefold_offsets ORDER BY 2").fetchall()
 
 
-def is_async(handler: Callable[..., Any]) -> Callable[..., Any]:
+def as_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The handler as an `async def`, with a `tx` if it has one; what it returns is awaited if it can be."""
     if "tx" in inspect.signature(handler).parameters:
 
@@ -355,8 +366,8 @@ def letters_in(url: str, topic: str, count: int) -> list[Message]:
 
 def _held(consumer: Consumer, topic: str, partitions: Iterable[int]) -> int:
     """How many messages the broker has."""
-    places = [TopicPartition(topic, number) for number in partitions]
-    return sum(consumer.get_watermark_offsets(place, PATIENCE)[1] for place in places)
+    wanted = [TopicPartition(topic, number) for number in partitions]
+    return sum(consumer.get_watermark_offsets(one, PATIENCE)[1] for one in wanted)
 
 
 def headers_of(message: Message) -> dict[str, Any]:

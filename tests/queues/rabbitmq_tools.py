@@ -1,4 +1,4 @@
-"""Queues on a real RabbitMQ, and consumers of both colours on them, each in a thread with a connection of its own."""
+"""Queues on a real RabbitMQ, and sync and async consumers on them, each in a thread with a connection of its own."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Consumer:
     def __init__(
         self,
         library: Library,
-        place: Environment,
+        environment: Environment,
         store: Any,
         handler: Callable[..., Any],
         *,
@@ -102,7 +102,7 @@ class Consumer:
         loses_its_broker: bool = False,
         **options: Any,
     ) -> None:
-        self.place = place
+        self.environment = environment
         self.prefetch = prefetch
         self.heartbeat = heartbeat
         self.errors: list[BaseException] = []
@@ -110,7 +110,7 @@ class Consumer:
         self.acks = 0
         self._callback: onefold_pika.GuardedCallback | onefold_aio_pika.GuardedCallback | None = None
         self._loses_its_broker = loses_its_broker
-        self._options: dict[str, Any] = {"key": header(), "dead_letter": place.dead, "policy": policy} | options
+        self._options: dict[str, Any] = {"key": header(), "dead_letter": environment.dead, "policy": policy} | options
         self._stop = threading.Event()
         self._ready = threading.Event()
         run = self._pika if library == "pika" else self._aio_pika
@@ -131,7 +131,12 @@ class Consumer:
     @property
     def is_leaving(self) -> bool:
         """It takes no more messages, and waits for those that it has begun."""
-        return self._callback is not None and self._callback._draining
+        return self._callback is not None and bool(self._callback._leaving)
+
+    def has_all_of(self, prefetch: int) -> bool:
+        """Whether every message that the broker may give it has arrived. aio-pika keeps no list of them."""
+        callback = self._callback
+        return not isinstance(callback, onefold_pika.GuardedCallback) or len(callback._at_work) == prefetch
 
     def _caught(self, run: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -151,7 +156,7 @@ class Consumer:
 
     def _consume(self, callback: onefold_pika.GuardedCallback) -> None:
         self._callback = callback
-        parameters = pika.URLParameters(self.place.url)
+        parameters = pika.URLParameters(self.environment.url)
         parameters.heartbeat = self.heartbeat
         with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
@@ -163,7 +168,7 @@ class Consumer:
                 self.acks += 1
 
             channel.basic_ack = counted  # type: ignore[method-assign]
-            channel.basic_consume(self.place.queue, callback)
+            channel.basic_consume(self.environment.queue, callback)
             self._ready.set()
             while not self._stop.is_set():
                 connection.process_data_events(0.02)
@@ -171,10 +176,10 @@ class Consumer:
             assert callback.drain(connection, within=PATIENCE)
 
     def _aio_pika(self, store: Any, handler: Callable[..., Any]) -> None:
-        asyncio.run(self._awaited(store, is_async(handler)))
+        asyncio.run(self._consume_async(store, as_async(handler)))
 
-    async def _awaited(self, store: Any, handler: Callable[..., Any]) -> None:
-        connection = await aio_pika.connect(self.place.url, heartbeat=self.heartbeat)
+    async def _consume_async(self, store: Any, handler: Callable[..., Any]) -> None:
+        connection = await aio_pika.connect(self.environment.url, heartbeat=self.heartbeat)
         async with AsyncGuard(store) as guard, connection:
             callback = self._callback = onefold_aio_pika.guarded(guard, "charge", handler, **self._options)
             channel = await connection.channel()
@@ -187,7 +192,7 @@ class Consumer:
                 self.acks += 1
 
             below.basic_ack = counted
-            queue = await channel.get_queue(self.place.queue)
+            queue = await channel.get_queue(self.environment.queue)
             tag = await queue.consume(callback)
             self._ready.set()
             await asyncio.to_thread(self._stop.wait)
@@ -195,7 +200,7 @@ class Consumer:
             assert await callback.drain(within=PATIENCE)
 
 
-def is_async(handler: Callable[..., Any]) -> Callable[..., Any]:
+def as_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The handler as aio-pika wants it; what blocks is in a thread, what has a transaction stays with it."""
 
     async def simple(delivery: Delivery) -> None:

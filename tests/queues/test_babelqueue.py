@@ -223,7 +223,7 @@ def test_a_guard_that_is_closed_stops_the_runtime_and_buries_no_message() -> Non
 def test_a_store_that_is_away_is_told_by_its_cause_and_by_no_key(caplog: pytest.LogCaptureFixture) -> None:
     class Down(ProxyStore):
         def claim(self, *_: Any, **__: Any) -> Any:
-            raise StoreUnavailable("the server does not take this login")
+            raise StoreUnavailable("the server refuses this login")
 
     with Guard(Down()) as guard:
         wrapped = wrap(guard, lambda data, meta: None, operation="charge")
@@ -233,5 +233,5 @@ def test_a_store_that_is_away_is_told_by_its_cause_and_by_no_key(caplog: pytest.
 
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line.startswith("charge [key ")
-    assert line.endswith("StoreUnavailable: the server does not take this login")
+    assert line.endswith("StoreUnavailable: the server refuses this login")
     assert "secret-id" not in caplog.text

@@ -76,8 +76,8 @@ class Environment:
             transport.publish(queue, body)
 
     def work(self, mode: str, way: str = "live", messages: int = 1) -> int:
-        words = [self.broker, self.queue, str(self.path), mode, way, str(messages)]
-        code = f"from tests.queues.test_babelqueue_crashes import work; work(*{words!r})"
+        arguments = [self.broker, self.queue, str(self.path), mode, way, str(messages)]
+        code = f"from tests.queues.test_babelqueue_crashes import work; work(*{arguments!r})"
         environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
         command = [sys.executable, "-c", code]
         return subprocess.run(command, env=environment, timeout=PATIENCE * 3, check=False).returncode
@@ -94,32 +94,32 @@ class Environment:
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path) -> Environment:
+def environment(rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path) -> Environment:
     return Environment(rabbitmq_url, rabbitmq_name, tmp_path / "wallet.db")
 
 
-def test_in_a_transaction_a_killed_worker_leaves_one_effect(place: Environment) -> None:
-    assert place.work("transactional", "die") == -signal.SIGKILL
-    assert place.work("transactional") == 0
+def test_in_a_transaction_a_killed_worker_leaves_one_effect(environment: Environment) -> None:
+    assert environment.work("transactional", "die") == -signal.SIGKILL
+    assert environment.work("transactional") == 0
 
-    assert (place.effects, place.waiting()) == (1, 0)
-
-
-def test_in_a_claim_a_killed_worker_runs_again_with_the_same_key(place: Environment) -> None:
-    assert place.work("rerun", "die") == -signal.SIGKILL
-    assert place.work("rerun") == 0
-
-    assert (place.effects, place.waiting()) == (2, 0)
+    assert (environment.effects, environment.waiting()) == (1, 0)
 
 
-def test_under_hold_a_killed_worker_leaves_one_effect_and_a_dead_letter(place: Environment) -> None:
-    assert place.work("hold", "die") == -signal.SIGKILL
-    assert place.work("hold", messages=3) == 0
+def test_in_a_claim_a_killed_worker_runs_again_with_the_same_key(environment: Environment) -> None:
+    assert environment.work("rerun", "die") == -signal.SIGKILL
+    assert environment.work("rerun") == 0
 
-    assert (place.effects, place.waiting(), place.waiting(".dlq")) == (1, 0, 1)
+    assert (environment.effects, environment.waiting()) == (2, 0)
 
 
-def test_a_poison_message_ends_in_the_dead_letters(place: Environment) -> None:
-    assert place.work("rerun", "raise", messages=3) == 0
+def test_under_hold_a_killed_worker_leaves_one_effect_and_a_dead_letter(environment: Environment) -> None:
+    assert environment.work("hold", "die") == -signal.SIGKILL
+    assert environment.work("hold", messages=3) == 0
 
-    assert (place.effects, place.waiting(), place.waiting(".dlq")) == (0, 0, 1)
+    assert (environment.effects, environment.waiting(), environment.waiting(".dlq")) == (1, 0, 1)
+
+
+def test_a_poison_message_ends_in_the_dead_letters(environment: Environment) -> None:
+    assert environment.work("rerun", "raise", messages=3) == 0
+
+    assert (environment.effects, environment.waiting(), environment.waiting(".dlq")) == (0, 0, 1)

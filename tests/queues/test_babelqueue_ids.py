@@ -10,7 +10,8 @@ import pytest
 from babelqueue import BabelQueue, idempotency
 from babelqueue.codec import EnvelopeCodec
 
-from onefold import KEY_MAX, Guard, MissingKey
+from onefold import Guard, MissingKey
+from onefold.keys import KEY_MAX
 from onefold.queues.babelqueue import IdempotencyStore, wrap
 from onefold.queues.keys import minted
 from tests.support import PROJECT

@@ -14,7 +14,7 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import Reject
 
-from onefold import Guard, ResultNotKept, done
+from onefold import Done, Guard, ResultNotKept
 from onefold.queues.celery import send
 from services.fixtures import found, missing_told
 from services.house import House
@@ -52,31 +52,31 @@ def opened(request: pytest.FixtureRequest, folder: Path, broker: str, pool: str)
     return Environment(setting, house.home)
 
 
-def place_fixture(*places: tuple[str, str]) -> Any:
-    @pytest.fixture(scope="module", params=places, ids="-".join)
-    def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-        kept: dict[tuple[str, str], Environment] = request.getfixturevalue("places")
+def environment_fixture(*environments: tuple[str, str]) -> Any:
+    @pytest.fixture(scope="module", params=environments, ids="-".join)
+    def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+        kept: dict[tuple[str, str], Environment] = request.getfixturevalue("environments")
         if request.param not in kept:
             kept[request.param] = opened(request, tmp_path_factory.mktemp("celery"), *request.param)
         return kept[request.param]
 
-    return place
+    return environment
 
 
 @pytest.fixture(scope="module")
-def places(data: Server, fragile: Server) -> Iterator[dict[tuple[str, str], Environment]]:
+def environments(data: Server, fragile: Server) -> Iterator[dict[tuple[str, str], Environment]]:
     """The workers, one for each broker and pool, for the whole module."""
     kept: dict[tuple[str, str], Environment] = {}
     with ExitStack() as ends:
         yield kept
-        for place in kept.values():
-            ends.callback(place.close)
+        for environment in kept.values():
+            ends.callback(environment.close)
 
 
-place = place_fixture(("redis", "prefork"), ("redis", "gevent"), ("rabbitmq", "prefork"))
-forked = place_fixture(("redis", "prefork"), ("rabbitmq", "prefork"))
+environment = environment_fixture(("redis", "prefork"), ("redis", "gevent"), ("rabbitmq", "prefork"))
+forked = environment_fixture(("redis", "prefork"), ("rabbitmq", "prefork"))
 # For what is the same in every pool and with every broker.
-one = place_fixture(("redis", "prefork"))
+one = environment_fixture(("redis", "prefork"))
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def name() -> str:
 # Duplicates.
 
 
-def test_the_same_message_executed_twice_runs_once(place: Environment, name: str) -> None:
-    with sending(place) as sent:
-        result = place.add.apply_async((1, 2), task_id=name)
+def test_the_same_message_executed_twice_runs_once(environment: Environment, name: str) -> None:
+    with sending(environment) as sent:
+        result = environment.add.apply_async((1, 2), task_id=name)
     sent.again()
 
     assert result.get(timeout=PATIENCE) == 3
-    place.until_noted("replayed", "add", name)
-    assert place.times("started", "add", name) == 1
+    environment.until_noted("replayed", "add", name)
+    assert environment.times("started", "add", name) == 1
     assert result.state == "SUCCESS"
 
 
@@ -120,58 +120,58 @@ def test_a_running_duplicate_comes_again_until_it_is_replayed_and_uses_up_no_ret
     assert forked.noted("ran", "slow", name) == [f"ran slow {name} 0"]
 
 
-def test_a_task_that_takes_longer_than_its_lease_keeps_its_claim(place: Environment, name: str) -> None:
-    first = place.lasting.apply_async((name,), headers={KEY: name})
-    place.until_noted("ran", "lasting", name)
+def test_a_task_that_takes_longer_than_its_lease_keeps_its_claim(environment: Environment, name: str) -> None:
+    first = environment.lasting.apply_async((name,), headers={KEY: name})
+    environment.until_noted("ran", "lasting", name)
     over = time.monotonic() + 1.3 * LEASE
-    place.until(lambda: time.monotonic() > over)
-    second = place.lasting.apply_async((name,), headers={KEY: name})
-    place.until_noted("refused", "lasting", name)
-    place.open_gate(name)
+    environment.until(lambda: time.monotonic() > over)
+    second = environment.lasting.apply_async((name,), headers={KEY: name})
+    environment.until_noted("refused", "lasting", name)
+    environment.open_gate(name)
 
     assert first.get(timeout=PATIENCE) == second.get(timeout=PATIENCE) == 7
-    assert place.times("started", "lasting", name) == 1
+    assert environment.times("started", "lasting", name) == 1
 
 
-def test_a_duplicate_in_a_chord_keeps_its_place_in_it_while_it_comes_again(place: Environment, name: str) -> None:
-    place.slow.apply_async((name,), headers={KEY: name})
-    place.until_noted("ran", "slow", name)
-    parts = [place.slow.s(name).set(headers={KEY: name}), place.add.s(1, 2)]
-    result = chord(parts)(place.total.s())
-    place.until_noted("refused", "slow", name)
-    place.open_gate(name)
+def test_a_duplicate_in_a_chord_keeps_its_place_in_it_while_it_comes_again(environment: Environment, name: str) -> None:
+    environment.slow.apply_async((name,), headers={KEY: name})
+    environment.until_noted("ran", "slow", name)
+    parts = [environment.slow.s(name).set(headers={KEY: name}), environment.add.s(1, 2)]
+    result = chord(parts)(environment.total.s())
+    environment.until_noted("refused", "slow", name)
+    environment.open_gate(name)
 
     assert result.get(timeout=PATIENCE) == 10
-    assert place.times("ran", "slow", name) == 1
+    assert environment.times("ran", "slow", name) == 1
 
 
-def test_a_store_that_is_down_uses_up_no_retry(place: Environment, fragile: Server, name: str) -> None:
+def test_a_store_that_is_down_uses_up_no_retry(environment: Environment, fragile: Server, name: str) -> None:
     fragile.kill()
     try:
-        result = place.fragile.apply_async((name,), task_id=name)
-        place.until_noted("store_failed", "fragile", name)
+        result = environment.fragile.apply_async((name,), task_id=name)
+        environment.until_noted("store_failed", "fragile", name)
     finally:
         fragile.restart()
 
     assert result.get(timeout=PATIENCE) == name
-    assert place.noted("ran", "fragile", name) == [f"ran fragile {name} 0"]
+    assert environment.noted("ran", "fragile", name) == [f"ran fragile {name} 0"]
 
 
 # Canvas.
 
 
 def test_every_step_of_a_chain_has_a_key_of_its_own_and_a_replay_hands_the_result_on(
-    place: Environment, name: str
+    environment: Environment, name: str
 ) -> None:
-    steps = chain(place.add.s(1, 1).set(headers={KEY: name}), place.add.s(1), place.add.s(1))
-    with sending(place) as sent:
+    steps = chain(environment.add.s(1, 1).set(headers={KEY: name}), environment.add.s(1), environment.add.s(1))
+    with sending(environment) as sent:
         result: Any = steps.apply_async()
     assert result.get(timeout=PATIENCE) == 4
     keys = [name, result.parent.id, result.id]
     sent.again()
 
-    place.until_noted("replayed", "add", result.id)
-    assert [place.times("started", "add", key) for key in keys] == [1, 1, 1]
+    environment.until_noted("replayed", "add", result.id)
+    assert [environment.times("started", "add", key) for key in keys] == [1, 1, 1]
 
 
 def test_a_chain_whose_first_step_was_done_before_goes_on_with_the_stored_result(one: Environment, name: str) -> None:
@@ -183,16 +183,16 @@ def test_a_chain_whose_first_step_was_done_before_goes_on_with_the_stored_result
     assert one.times("started", "add", name) == 1
 
 
-def test_a_chord_fires_once_however_often_its_parts_come(place: Environment, name: str) -> None:
-    with sending(place) as sent:
-        result = chord([place.add.s(1, n) for n in range(3)])(place.total.s())
+def test_a_chord_fires_once_however_often_its_parts_come(environment: Environment, name: str) -> None:
+    with sending(environment) as sent:
+        result = chord([environment.add.s(1, n) for n in range(3)])(environment.total.s())
     assert result.get(timeout=PATIENCE) == 6
     for part in range(3):
         sent.again(part)
 
     for message in sent.messages:
-        place.until_noted("replayed", "add", message["headers"][KEY])
-    assert place.times("started", "total", result.id) == 1
+        environment.until_noted("replayed", "add", message["headers"][KEY])
+    assert environment.times("started", "total", result.id) == 1
 
 
 def test_a_callback_is_sent_with_the_same_key_by_a_replay(one: Environment, name: str) -> None:
@@ -228,13 +228,13 @@ def test_a_group_under_one_key_is_refused_where_its_tasks_differ(one: Environmen
 
 
 @pytest.mark.parametrize("task", ["retries", "autoretries"])
-def test_a_task_that_asks_for_a_retry_runs_again_under_its_key(place: Environment, name: str, task: str) -> None:
-    result = getattr(place, task).apply_async((name, 2), task_id=name)
+def test_a_task_that_asks_for_a_retry_runs_again_under_its_key(environment: Environment, name: str, task: str) -> None:
+    result = getattr(environment, task).apply_async((name, 2), task_id=name)
 
     assert result.get(timeout=PATIENCE) == name
-    assert [line.split()[3] for line in place.noted("ran", task, name)] == ["0", "1", "2"]
-    assert place.times("finished", task, name) == 1
-    assert place.times("failed", task, name) == 0
+    assert [line.split()[3] for line in environment.noted("ran", task, name)] == ["0", "1", "2"]
+    assert environment.times("finished", task, name) == 1
+    assert environment.times("failed", task, name) == 0
 
 
 @pytest.mark.parametrize("task", ["retries", "autoretries"])
@@ -292,7 +292,7 @@ def test_a_killed_worker_leaves_a_held_record_that_a_person_resolves(one: Enviro
     one.until_noted("held", "hold", name)
 
     guard: Guard = one.hold.guard
-    guard.resolve("hold", name, done("by hand"), by="ada", reason="asked the provider")
+    guard.resolve("hold", name, Done("by hand"), by="ada", reason="asked the provider")
     again = one.hold.apply_async((name,), headers={KEY: name})
 
     assert again.get(timeout=PATIENCE) == "by hand"
@@ -321,21 +321,21 @@ def refused(result: Any) -> str:
     return str(caught.value)
 
 
-def test_a_message_without_a_key_follows_the_policy(place: Environment, name: str) -> None:
-    refusal = refused(place.app.send_task("shop.tell", (name,)))
-    place.app.send_task("shop.unkeyed", (name,))
+def test_a_message_without_a_key_follows_the_policy(environment: Environment, name: str) -> None:
+    refusal = refused(environment.app.send_task("shop.tell", (name,)))
+    environment.app.send_task("shop.unkeyed", (name,))
 
     assert "has no key" in refusal
-    place.until_noted("ran", "unkeyed", name)
-    assert place.times("ran", "tell", name) == 0
+    environment.until_noted("ran", "unkeyed", name)
+    assert environment.times("ran", "tell", name) == 0
 
 
 @pytest.fixture
-def dead(places: dict[tuple[str, str], Environment]) -> Iterator[Callable[[str], Any]]:
+def dead(environments: dict[tuple[str, str], Environment]) -> Iterator[Callable[[str], Any]]:
     """The dead letter of a task, on RabbitMQ: those of an earlier test may come late."""
-    place = places["rabbitmq", "prefork"]
-    with place.app.connection_for_read() as connection:
-        queue = connection.SimpleQueue(f"{place.setting.queue}-dead")
+    environment = environments["rabbitmq", "prefork"]
+    with environment.app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(f"{environment.setting.queue}-dead")
 
         def letter(id_: str) -> Any:
             while (found := queue.get(timeout=PATIENCE)).headers["id"] != id_:

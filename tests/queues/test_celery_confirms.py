@@ -76,7 +76,7 @@ def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
     pauses: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = Environment(rabbitmq_url, rabbitmq_name)
+    environment = Environment(rabbitmq_url, rabbitmq_name)
     if fault == "cut":
         proxy.cut_before(celery_task.TIMES.encode())
     if fault == "silent":
@@ -87,9 +87,9 @@ def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
         ended = worked(made(app, guard))
 
     if fault:
-        assert (ended.state, ended.retval.requeue, place.count()) == ("REJECTED", True, 0)
+        assert (ended.state, ended.retval.requeue, environment.count()) == ("REJECTED", True, 0)
     else:
-        assert (ended.state, place.count()) == ("IGNORED", 1)
+        assert (ended.state, environment.count()) == ("IGNORED", 1)
     assert pauses == ([REFUSED_SECONDS_MAX] if fault else [])
 
 

@@ -102,7 +102,7 @@ def test_an_async_task_is_refused_at_once(app: Celery, guard: Guard) -> None:
     ("options", "says"),
     [
         ({"operation": "add"}, "the task .*add: it has no guard"),
-        ({"guard": AsyncGuard("memory:"), "operation": "add"}, "takes Guard"),
+        ({"guard": AsyncGuard("memory:"), "operation": "add"}, "takes Guard|needs a Guard"),
         ({"guard": Guard("memory:")}, "the task .*add: it has no operation"),
         (
             {"guard": Guard("memory:"), "operation": "add", "fingerprint": 3},
@@ -146,7 +146,9 @@ def test_what_another_guard_says_inside_a_task_is_the_tasks_own_error(app: Celer
 
 
 @pytest.mark.parametrize(
-    "policy", [Policy(remember=(Exception,)), Policy(after_crash="hold", unknown=(Exception,))], ids=["final", "held"]
+    "policy",
+    [Policy(final_errors=(Exception,)), Policy(after_crash="hold", ambiguous_errors=(Exception,))],
+    ids=["final", "held"],
 )
 def test_a_policy_that_would_take_a_retry_for_an_end_is_refused(app: Celery, guard: Guard, policy: Policy) -> None:
     with pytest.raises(UsageError, match=r"the task add: .*Retry, Ignore and Reject"):
@@ -301,7 +303,7 @@ def test_called_as_a_function_it_is_one(app: Celery, guard: Guard) -> None:
 
 
 def test_a_position_is_a_key_only_by_name(app: Celery, guard: Guard) -> None:
-    with pytest.warns(UserWarning, match="its producer made"):
+    with pytest.warns(UserWarning, match="made by the producer"):
         adding = task(app, guard, add, key=position(changes_when_a_producer_retries=True))
 
     assert work(adding, 1, 2) == ("SUCCESS", 3)
@@ -354,7 +356,7 @@ def test_a_broker_that_is_down_too_keeps_the_message(app: Celery, monkeypatch: p
     assert said.requeue
 
 
-def test_what_is_on_hold_comes_a_bounded_number_of_times(app: Celery, sent: list[dict[str, Any]]) -> None:
+def test_what_is_held_comes_a_bounded_number_of_times(app: Celery, sent: list[dict[str, Any]]) -> None:
     with Guard("memory:", policy=Policy(after_crash="hold")) as guard:
 
         def unsure() -> None:
@@ -370,9 +372,10 @@ def test_what_is_on_hold_comes_a_bounded_number_of_times(app: Celery, sent: list
     assert never[1].requeue is False
 
 
+@pytest.mark.parametrize("scope", [None, "b"])
 @pytest.mark.parametrize("done", [True, False])
 def test_after_a_lost_claim_the_result_of_the_new_owner_counts(
-    app: Celery, sent: list[dict[str, Any]], done: bool
+    app: Celery, sent: list[dict[str, Any]], done: bool, scope: str | None
 ) -> None:
     class Lost(ProxyStore):
         def finish(self, claim: Any, ending: Any) -> bool:
@@ -381,7 +384,7 @@ def test_after_a_lost_claim_the_result_of_the_new_owner_counts(
             return False
 
     with Guard(Lost()) as guard:
-        state, said = work(task(app, guard, add), 1, 2, **{KEY: "k"})
+        state, said = work(task(app, guard, add, scope=scope), 1, 2, **{KEY: "k"})
 
     assert (state, len(sent)) == (("SUCCESS", 0) if done else ("IGNORED", 1))
     assert said == 3 if done else isinstance(said, Ignore)
@@ -418,7 +421,7 @@ def test_a_worker_whose_guard_is_closed_sends_its_messages_again_and_rejects_non
 
     assert (state, len(sent)) == ("IGNORED", 1)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "onefold.queues.celery"]
-    assert line == f"celery: add [key {ADDED.digest}]: again in 60 s: UsageError: this guard is closed"
+    assert line.startswith(f"celery: add [key {ADDED.digest}]: again in 60 s: UsageError: this guard is closed")
 
 
 def test_a_store_without_transactions_rejects_no_message_of_a_task_with_tx(
@@ -502,7 +505,7 @@ ADDED = Address("", "add", "k")
         ({"fingerprint": 3}, "the task .*Shop: fingerprint=3 has to name"),
         ({"missing_key": "maybe"}, "the task .*Shop: missing_key='maybe'"),
         ({"wait": "soon"}, "the task .*Shop: wait='soon'"),
-        ({"policy": {}}, "the task .*Shop: policy= is dict"),
+        ({"policy": {}}, "the task .*Shop: policy= has to be a Policy"),
         ({"key": header}, "the task .*Shop: key=header is not called"),
     ],
 )

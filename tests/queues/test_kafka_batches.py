@@ -1,9 +1,11 @@
-"""Whole polls, transactions and kept offsets, both clients: neighbours of a poison message are finished."""
+"""Batches, transactions and kept offsets, both clients: neighbours of a poison message are finished."""
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ class TestWholeBatches:
         (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
         assert headers_of(letter)["x-onefold-offset"] == b"1"
 
-    @pytest.mark.parametrize("poll", [0, 10], ids=["one by one", "polls"])
+    @pytest.mark.parametrize("poll", [0, 10], ids=["one by one", "batches"])
     def test_a_used_key_with_another_body_is_buried_where_bodies_are_compared(
         self, worker: Any, kafka_url: str, kafka_topic: str, poll: int
     ) -> None:
@@ -96,7 +98,7 @@ class TestWholeBatches:
         def handler(message: Any) -> None:
             seen.append(value_of(message))
 
-        with worker(kafka_url, kafka_topic, handler, poll=poll, fingerprint=body()) as one:
+        with worker(kafka_url, kafka_topic, handler, poll=poll, payload=body()) as one:
             one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
 
         assert seen == [b"10 EUR"]
@@ -104,7 +106,7 @@ class TestWholeBatches:
         assert letter.value() == b"99 EUR"
         assert b"another payload" in headers_of(letter)["x-onefold-reason"]
 
-    def test_nothing_is_committed_above_what_is_on_hold_until_that_is_buried(
+    def test_nothing_is_committed_above_what_is_held_until_that_is_buried(
         self, worker: Any, kafka_url: str, kafka_topic: str, wallet: Wallet, store: str
     ) -> None:
         with Guard(store, policy=Policy(after_crash="hold")) as guard, pytest.raises(TimeoutError):
@@ -129,7 +131,7 @@ class TestWholeBatches:
             one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
         assert seen == [b"1", b"2"]
         (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
-        assert b"OnHold" in headers_of(letter)["x-onefold-reason"]
+        assert b"Held" in headers_of(letter)["x-onefold-reason"]
 
 
 class TestOneTransaction:
@@ -150,7 +152,7 @@ class TestOneTransaction:
         self, worker: Any, kafka_url: str, kafka_topic: str, wallet: Wallet, store: str
     ) -> None:
         produce(kafka_url, kafka_topic, ("a", b"10 EUR"), ("a", b"10 EUR"), ("a", b"99 EUR"))
-        options = {"store": store, "poll": 10, "transaction": wallet.begin, "fingerprint": body()}
+        options = {"store": store, "poll": 10, "transaction": wallet.begin, "payload": body()}
 
         with worker(kafka_url, kafka_topic, wallet.credit_all, **options) as one:
             one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
@@ -290,8 +292,6 @@ class TestOffsets:
 
     @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "sqlalchemy"])
     def test_they_are_kept_by_every_async_driver(self, driver: str, postgres_url: str) -> None:
-        import asyncio
-
         async def story() -> Any:
             transaction = _on_postgres_async(driver, postgres_url)
             offsets = Offsets(transaction, group="wallet")
@@ -313,6 +313,36 @@ class TestOffsets:
             worker(kafka_url, kafka_topic, lambda _: None, offsets=Offsets(wallet.begin, group="g"))
 
 
+class _Counting(sqlite3.Connection):
+    """A connection that knows its cursors."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.opened: list[sqlite3.Cursor] = []
+
+    def cursor(self, *given: Any) -> Any:
+        self.opened.append(super().cursor(*given))
+        return self.opened[-1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_statement_that_fails_leaves_no_cursor_open(is_async: bool) -> None:
+    offsets = Offsets(lambda: None, group="wallet")
+
+    def save(tx: Any) -> None:
+        if is_async:
+            asyncio.run(offsets.save_async(tx, "payments", 0, 1))
+        else:
+            offsets.save(tx, "payments", 0, 1)
+
+    with closing(sqlite3.connect(":memory:", factory=_Counting)) as tx:
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            save(tx)
+        (cursor,) = tx.opened
+        with pytest.raises(sqlite3.ProgrammingError, match="closed cursor"):
+            cursor.fetchone()
+
+
 def _on_postgres(driver: str, url: str) -> Callable[[], Any]:
     import psycopg
     import sqlalchemy
@@ -332,13 +362,13 @@ def _pymysql(url: str) -> Callable[[], Any]:
 
     @contextmanager
     def transaction() -> Iterator[Any]:
-        place = urlsplit(url)
+        parts = urlsplit(url)
         connection = pymysql.connect(
-            host=place.hostname,
-            port=place.port or 3306,
-            user=place.username,
-            password=place.password or "",
-            database=place.path.lstrip("/"),
+            host=parts.hostname,
+            port=parts.port or 3306,
+            user=parts.username,
+            password=parts.password or "",
+            database=parts.path.lstrip("/"),
         )
         with connection:
             yield connection

@@ -56,7 +56,7 @@ def credit_in_transaction(stage: Stage, client: str, url: str, topic: str, store
     _work(stage, client, url, topic, credit, store=store)
 
 
-def credit_polls(stage: Stage, client: str, url: str, topic: str, path: Path) -> None:
+def credit_batches(stage: Stage, client: str, url: str, topic: str, path: Path) -> None:
     @contextmanager
     def begin() -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -123,11 +123,11 @@ def test_a_worker_killed_before_the_commit_of_a_whole_poll_leaves_one_effect_of_
         connection.execute("CREATE TABLE credits (body TEXT)")
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
 
-    with child(credit_polls, client, kafka_url, kafka_topic, path, stops=("before the commit",)) as first:
+    with child(credit_batches, client, kafka_url, kafka_topic, path, stops=("before the commit",)) as first:
         first.reaches("before the commit")
         first.kill()
     assert committed(kafka_url, kafka_topic, kafka_topic) == 0
-    with child(credit_polls, client, kafka_url, kafka_topic, path) as second:
+    with child(credit_batches, client, kafka_url, kafka_topic, path) as second:
         assert second.hear() is None
 
     with closing(sqlite3.connect(path)) as connection:
@@ -155,7 +155,7 @@ def test_a_worker_killed_in_claim_mode_follows_its_policy(
     assert len(found) == charges
     assert len(set(found)) == 1
     letters = letters_in(kafka_url, f"{kafka_topic}.dead", buried)
-    assert all(b"OnHold" in headers_of(letter)["x-onefold-reason"] for letter in letters)
+    assert all(b"Held" in headers_of(letter)["x-onefold-reason"] for letter in letters)
 
 
 class TestSend:

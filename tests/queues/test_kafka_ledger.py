@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from onefold import InProgress, OnHold, StoreUnavailable, UsageError
+from onefold import Held, InProgress, StoreUnavailable, UsageError
 from onefold.queues._kafka import partitions as kafka_partitions
+from onefold.queues._kafka.consumer import GuardedConsumer
 from onefold.queues._kafka.messages import letter_headers, message_of
 from onefold.queues._kafka.offsets import Delivery, Partition
 from onefold.queues._kafka.partitions import Assigned, Bury, Commit, FindEnds, GoBack, Ledger, Position, Resume
@@ -113,6 +115,58 @@ def test_an_offset_that_is_gone_does_not_keep_its_partition_for_ever() -> None:
     assert shell.settle((20, ACK)) == [Commit({P0: 21})]
 
 
+@pytest.mark.parametrize("raised", [None, RuntimeError("closed")], ids=["interrupted", "an error"])
+@pytest.mark.parametrize("at", [Bury, Commit])
+def test_what_was_not_finished_when_it_was_interrupted_comes_again(at: type, raised: Exception | None) -> None:
+    shell = Shell()
+    endings: list[tuple[int, Verdict]] = [(5, ACK), (6, Never("no key")), (7, FAILED), (8, ACK)]
+    steps = shell.ledger.settle([shell.delivery(offset) for offset, _ in endings], [verdict for _, verdict in endings])
+    step = steps.send(None)
+    while not isinstance(step, at):
+        step = steps.send(True)
+
+    if raised is None:
+        steps.close()
+    else:
+        with pytest.raises(type(raised)):
+            steps.throw(raised)
+
+    first = 6 if at is Bury else 7
+    assert GoBack(P0, first) in shell.wake()
+    shell.answers[Position] = -1001
+    assert not shell.admits(9)
+
+
+def test_other_partitions_go_back_too_when_one_is_interrupted() -> None:
+    shell = Shell()
+    deliveries = [shell.delivery(5), shell.delivery(6), shell.delivery(3, P1)]
+    steps = shell.ledger.settle(deliveries, [ACK, Never("no key"), ACK])
+    assert isinstance(steps.send(None), Bury)
+
+    steps.close()
+
+    assert {GoBack(P0, 6), GoBack(P1, 3)} <= set(shell.wake())
+
+
+@pytest.mark.parametrize("at", [Assigned, Position])
+def test_what_was_read_when_it_was_interrupted_comes_again(at: type) -> None:
+    shell = Shell()
+    shell.settle((7, LATER))
+    shell.clock.advance(UNREAD_AFTER + LOOK_EVERY)
+    shell.answers |= {Assigned: {P0, P1}, FindEnds: Ends(5, 9), Position: 9}
+    consumer = SimpleNamespace(_ledger=shell.ledger, _warn_of_silence=lambda: None)
+    steps = GuardedConsumer._admit(consumer, [shell.delivery(8)])  # type: ignore[arg-type]
+    step = steps.send(None)
+    while not isinstance(step, at):
+        step = steps.send(shell.answers.get(type(step), True))
+
+    steps.close()
+
+    shell.answers[Position] = -1001
+    assert GoBack(P0, 7) in shell.wake()
+    assert not shell.admits(9)
+
+
 def test_a_failure_waits_longer_each_time_and_is_buried_in_the_end() -> None:
     shell = Shell(attempts=9, backoff=10.0)
     waits = []
@@ -208,7 +262,7 @@ def test_a_store_that_is_away_is_told_at_once_and_then_once_a_minute(caplog: pyt
     assert (told[0], told[59], told[60], told[-1]) == (1, 1, 2, 3)
 
 
-def test_that_another_worker_runs_it_is_no_warning_and_what_is_on_hold_is_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_that_another_worker_runs_it_is_no_warning_and_what_is_held_is_one(caplog: pytest.LogCaptureFixture) -> None:
     shell = Shell()
     shell.settle((7, Later(1.0, "InProgress: running", error=InProgress())))
     assert caplog.text == ""
@@ -217,9 +271,9 @@ def test_that_another_worker_runs_it_is_no_warning_and_what_is_on_hold_is_one(ca
         shell.clock.advance(61.0)
         shell.wake()
         assert shell.admits(7)
-        shell.settle((7, Later(60.0, "OnHold: somebody has to look", limited=True, error=OnHold())))
+        shell.settle((7, Later(60.0, "Held: somebody has to look", limited=True, error=Held())))
 
-    assert caplog.text.count("OnHold") == 1
+    assert caplog.text.count("Held") == 1
 
 
 def test_the_last_header_of_a_name_counts() -> None:

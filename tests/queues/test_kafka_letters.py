@@ -153,7 +153,7 @@ def test_headers_that_cannot_be_read_end_no_consumer(
 
     assert seen == [b"behind"]
     (letter,) = letters_in(kafka_url, f"{kafka_topic}.dead", 1)
-    reason = b"the name of one of its headers is not UTF-8, and they cannot be read"
+    reason = b"the name of one of its headers is not UTF-8, so they cannot be read"
     assert (letter.value(), headers_of(letter)["x-onefold-reason"]) == (b'{"id": 1}', reason)
     assert CHANGED_HEADER in headers_of(letter)
 

@@ -75,7 +75,7 @@ def subscribe_again(one: Any, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "poll", [pytest.param(0, id="one by one"), pytest.param(10, id="in polls", marks=pytest.mark.more)]
+    "poll", [pytest.param(0, id="one by one"), pytest.param(10, id="in batches", marks=pytest.mark.more)]
 )
 def test_a_partition_that_waits_is_read_after_it_went_and_came_back(
     worker: Any, kafka_url: str, kafka_topic: str, poll: int
@@ -119,15 +119,15 @@ def test_a_partition_that_waits_is_read_after_a_rebalance_of_which_nobody_was_to
 def test_a_pause_of_aiokafka_ends_with_the_assignment(kafka_url: str, kafka_topic: str) -> None:
     handler = Failing()
     produce(kafka_url, kafka_topic, ("a", b"fails"))
-    place = aiokafka.TopicPartition(kafka_topic, 0)
+    partition = aiokafka.TopicPartition(kafka_topic, 0)
 
     with WORKERS["aiokafka"](kafka_url, kafka_topic, handler, backoff=0.2, subscribe=False) as one:
-        done(one, lambda: one.consumer.assign([place]))
+        done(one, lambda: one.consumer.assign([partition]))
         one.until(lambda: handler.starts != [])
-        assert one.consumer.paused() == {place}
+        assert one.consumer.paused() == {partition}
         handler.is_mended = True
         done(one, one.consumer.unsubscribe)
-        done(one, lambda: one.consumer.assign([place]))
+        done(one, lambda: one.consumer.assign([partition]))
         assert one.consumer.paused() == set()
         one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
 
@@ -205,7 +205,7 @@ def test_only_partitions_of_the_consumer_s_can_be_paused(kafka_url: str, kafka_t
     with WORKERS["confluent"](kafka_url, kafka_topic, Failing()) as one, pytest.raises(UsageError) as refused:
         one.handle.pause([TopicPartition("elsewhere", 0)])
 
-    assert str(refused.value) == "elsewhere/0 is not assigned to this consumer, and cannot be paused"
+    assert str(refused.value) == "elsewhere/0 is not assigned to this consumer, so it cannot be paused"
 
 
 def test_consumers_join_and_leave_while_partitions_wait(kafka_url: str, kafka_topic: str, tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_a_partition_that_is_paused_and_forgotten_is_told(
 
     with WORKERS[client](kafka_url, kafka_topic, handler, poll=10) as one:
         one.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 1)
-        place = next(one_place for one_place in one.consumer.assignment() if one_place.partition == 0)
-        done(one, lambda: one.consumer.pause(place if one.is_async else [place]))
+        partition = next(one_partition for one_partition in one.consumer.assignment() if one_partition.partition == 0)
+        done(one, lambda: one.consumer.pause(partition if one.is_async else [partition]))
         produce(kafka_url, kafka_topic, ("b", b"2"), ("c", b"3"))
         one.until(lambda: any("has 2 messages" in line.message for line in caplog.records))
     ends()

@@ -106,31 +106,31 @@ def test_on_kafka_a_key_in_capitals_runs_once(client: str, kafka_url: str, kafka
 def test_on_rabbitmq_a_key_in_capitals_runs_once(
     library: Library, rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path
 ) -> None:
-    place = Environment(rabbitmq_url, rabbitmq_name)
+    environment = Environment(rabbitmq_url, rabbitmq_name)
     for headers in THREE:
-        place.send(headers=headers)
+        environment.send(headers=headers)
     seen: list[bytes] = []
 
     def handle(delivery: Any) -> None:
         seen.append(delivery.body)
 
-    with Consumer(library, place, f"sqlite:///{tmp_path}/records.db", handle) as consumer:
+    with Consumer(library, environment, f"sqlite:///{tmp_path}/records.db", handle) as consumer:
         until(lambda: consumer.acks == 3, "all are acknowledged")
 
     assert len(seen) == 1
-    assert place.letter()[0].headers["x-onefold-reason"] == TWO
+    assert environment.letter()[0].headers["x-onefold-reason"] == TWO
 
 
 def test_on_rabbitmq_a_key_among_the_headers_is_the_key(rabbitmq_url: str, rabbitmq_name: str) -> None:
-    place, given = Environment(rabbitmq_url, rabbitmq_name), {"Idempotency-Key": "pay-1"}
+    environment, given = Environment(rabbitmq_url, rabbitmq_name), {"Idempotency-Key": "pay-1"}
 
     async def in_loop() -> str:
-        async with await aio_pika.connect(place.url) as connection:
-            return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", headers=given)
+        async with await aio_pika.connect(environment.url) as connection:
+            return await onefold_aio_pika.send(await connection.channel(), environment.queue, b"{}", headers=given)
 
-    with place.channel() as channel:
-        keys = [onefold_pika.send(channel, place.queue, b"{}", headers=given), asyncio.run(in_loop())]
-        found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+    with environment.channel() as channel:
+        keys = [onefold_pika.send(channel, environment.queue, b"{}", headers=given), asyncio.run(in_loop())]
+        found = [channel.basic_get(environment.queue, auto_ack=True)[1] for _ in keys]
 
     assert keys == ["pay-1"] * 2
     assert [(one.message_id, one.headers) for one in found] == [("pay-1", {"idempotency-key": "pay-1"})] * 2

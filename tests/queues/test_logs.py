@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from onefold import Event, Guard, InProgress, OnHold, StoreUnavailable, UsageError, subscribe
+from onefold import Event, Guard, Held, InProgress, StoreUnavailable, UsageError, subscribe
 from onefold.events import Kind
 from onefold.queues._shared.logs import CAUSES_MAX, SELDOM, Waits, address_of, buried, found_at, waits_of
 from onefold.queues._shared.verdict import Later, of_error
@@ -42,8 +42,8 @@ def later(error: Exception) -> Later:
     return verdict
 
 
-def down(words: str = "redis://cache: WRONGPASS: the server does not take this login") -> Later:
-    error = StoreUnavailable(words)
+def down(message: str = "redis://cache: WRONGPASS: the server refuses this login") -> Later:
+    error = StoreUnavailable(message)
     error.__cause__ = ConnectionError("what the driver says")
     return later(error)
 
@@ -58,8 +58,8 @@ def test_a_store_that_is_away_is_told_at_once_and_then_once_a_minute_with_a_coun
     for clock.now in (0.0, 1.0, 2.0, SELDOM, SELDOM + 1):
         waits.tell(log, WHERE, down())
 
-    line = f"{WHERE}: again in 1 s: StoreUnavailable: redis://cache: WRONGPASS: the server does not take this login"
-    assert told(caplog, "WARNING") == [line, f"{line} (2 more since this was told last)"]
+    line = f"{WHERE}: again in 1 s: StoreUnavailable: redis://cache: WRONGPASS: the server refuses this login"
+    assert told(caplog, "WARNING") == [line, f"{line} (2 more since this was last logged)"]
     assert "what the driver says" in caplog.text
     assert "what the driver says" not in "".join(told(caplog, "WARNING"))
 
@@ -67,8 +67,8 @@ def test_a_store_that_is_away_is_told_at_once_and_then_once_a_minute_with_a_coun
 def test_another_cause_is_told_at_once_and_one_that_differs_in_a_number_is_the_same(
     waits: Waits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for words in ("no answer in 2.01 s", "no answer in 2.02 s", "the disk is full"):
-        waits.tell(log, WHERE, down(words))
+    for message in ("no answer in 2.01 s", "no answer in 2.02 s", "the disk is full"):
+        waits.tell(log, WHERE, down(message))
 
     assert len(told(caplog, "WARNING")) == 2
 
@@ -80,15 +80,15 @@ def test_a_worker_that_cannot_work_is_an_error_with_its_text(waits: Waits, caplo
     assert told(caplog, "ERROR") == [f"{WHERE}: again in 60 s: UsageError: this guard is closed"]
 
 
-def test_a_running_duplicate_is_daily_business_and_what_is_on_hold_is_a_warning_once(
+def test_a_running_duplicate_is_daily_business_and_what_is_held_is_a_warning_once(
     waits: Waits, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         waits.tell(log, WHERE, later(InProgress.about(ADDRESS, retry_after=1.0)))
-        waits.tell(log, WHERE, later(OnHold.about(ADDRESS, remark="lost answer")))
+        waits.tell(log, WHERE, later(Held.about(ADDRESS, remark="lost answer")))
 
-    assert [": OnHold: " in line for line in told(caplog, "WARNING")] == [True]
-    assert [": OnHold: " in line for line in told(caplog, "INFO")] == [False, False, True]
+    assert [": Held: " in line for line in told(caplog, "WARNING")] == [True]
+    assert [": Held: " in line for line in told(caplog, "INFO")] == [False, False, True]
 
 
 def test_causes_that_never_repeat_do_not_fill_the_memory(waits: Waits) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import redis
 
-from onefold import AsyncGuard, Guard, MissingKey, Policy, StoreUnavailable, UsageError
+from onefold import AsyncGuard, Guard, MissingKey, Policy, StoreUnavailable, UsageError, events
 from onefold.queues import keys
 from onefold.queues._shared.batches import Batches
 from onefold.queues._shared.consumer import AsyncConsuming, Consuming
@@ -79,23 +82,25 @@ def deliver_async(handler: Callable[..., Any], *, sent: Message = SENT) -> Verdi
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"key": keys.header}, r"key=header is not called: say key=header\("),
+        ({"key": keys.header}, r"key=header is not called: write key=header\("),
         ({"key": keys.message_id}, "key=message_id is not called"),
-        ({"key": "order_id"}, r"say header\('order_id'\), or field\('order_id'\)"),
+        ({"key": "order_id"}, r"write header\('order_id'\), or field\('order_id'\)"),
         ({"key": None}, r"header\(\), field"),
         ({"key": handle_async}, "a plain function of a message"),
         ({"operation": " "}, "a name such as 'charge'"),
         ({"operation": 7}, "a name such as 'charge'"),
-        ({"operation": "o" * 1000}, "a name such as 'charge'"),
-        ({"policy": {"keep": 1}}, "policy= is dict"),
-        ({"handler": None}, "the handler is NoneType"),
+        ({"operation": "o" * 1000}, "has 1000 bytes of UTF-8, and the limit is 128"),
+        ({"operation": "a\0b"}, "a NUL character"),
+        ({"operation": "a\ud800"}, "half of a surrogate pair"),
+        ({"policy": {"keep": 1}}, "policy= has to be a Policy"),
+        ({"handler": None}, "the handler has to be a function, not NoneType"),
         ({"handler": go_through}, "its work would be lost"),
         ({"handler": go_through_async}, "its work would be lost"),
         ({"handler": Called()}, "its work would be lost"),
         ({"handler": lambda: None}, "too many positional arguments"),
         ({"handler": lambda body, meta: None}, "missing a required argument: 'meta'"),
         ({"handler": lambda body, *, tx, more: None}, "missing a required argument: 'more'"),
-        ({"guard": "memory:"}, "takes Guard, and this is str"),
+        ({"guard": "memory:"}, "takes Guard, but this is str"),
         ({"missing_key": "skip"}, "neither 'never' nor 'run'"),
     ],
 )
@@ -115,9 +120,9 @@ def test_a_guard_of_sync_for_async_is_refused_and_the_right_one_named() -> None:
     blocking: Any = Guard("memory:")
     other: Any = AsyncGuard("memory:")
 
-    with pytest.raises(UsageError, match="this client is async: it takes AsyncGuard, and this is Guard"):
+    with pytest.raises(UsageError, match="this client is async: it takes AsyncGuard, but this is Guard"):
         AsyncConsuming(blocking, "charge", async_handler, key=keys.header())
-    with pytest.raises(UsageError, match="this client is blocking: it takes Guard, and this is AsyncGuard"):
+    with pytest.raises(UsageError, match="this client is blocking: it takes Guard, but this is AsyncGuard"):
         Consuming(other, "charge", handle, key=keys.header())
 
 
@@ -126,7 +131,7 @@ def test_a_handler_of_whole_batches_has_to_take_the_transaction() -> None:
         TransactionalBatches(guard, "credit", handle, lambda: None, key=keys.header(), missing_key="never", policy=None)  # type: ignore[arg-type,return-value]
 
 
-def test_a_transaction_of_the_wrong_colour_is_raised_and_blames_no_message() -> None:
+def test_a_transaction_that_cannot_be_opened_by_with_is_raised_and_blames_no_message() -> None:
     def credit(messages: list[str], *, tx: Any) -> None: ...
     async def credit_async(messages: list[str], *, tx: Any) -> None: ...
 
@@ -134,13 +139,30 @@ def test_a_transaction_of_the_wrong_colour_is_raised_and_blames_no_message() -> 
 
     async def main() -> None:
         async with AsyncGuard("memory:") as guard:
-            polls = TransactionalBatches(guard, "credit", credit_async, threading.Lock, **asked)
-            await polls.deliver_async([OnItsWay(SENT, "")])
+            batches = TransactionalBatches(guard, "credit", credit_async, threading.Lock, **asked)
+            await batches.deliver_async([OnItsWay(SENT, "")])
 
-    with Guard("memory:") as guard, pytest.raises(UsageError, match="gives object, and this client opens it by `with`"):
+    with (
+        Guard("memory:") as guard,
+        pytest.raises(UsageError, match="returns object, but this client opens it with `with`"),
+    ):
         TransactionalBatches(guard, "credit", credit, object, **asked).deliver([OnItsWay(SENT, "")])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="this client opens it by `async with`"):
+    with pytest.raises(UsageError, match="this client opens it with `async with`"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [StopIteration, RuntimeError, ValueError])
+def test_the_error_of_a_handler_of_whole_batches_surfaces_unchanged(kind: type[Exception], tmp_path: Path) -> None:
+    def credit(messages: list[str], *, tx: Any) -> None:
+        raise kind("its own") from StopIteration()
+
+    with Guard(f"sqlite:///{tmp_path}/records.db") as guard, closing(sqlite3.connect(tmp_path / "records.db")) as tx:
+        guard.run("other", "k", lambda: None)
+        asked: Any = {"key": keys.header(), "missing_key": "never", "policy": None}
+        (verdict,) = TransactionalBatches(guard, "credit", credit, lambda: tx, **asked).deliver([OnItsWay(SENT, "")])
+
+    assert isinstance(verdict, HandlerRaised)
+    assert (type(verdict.error), str(verdict.error)) == (kind, "its own")
 
 
 @pytest.mark.parametrize("sent", [SENT, Message(b"{}", {})], ids=["guarded", "without a key"])
@@ -151,7 +173,7 @@ def test_a_forgotten_await_is_told_and_not_acknowledged(late: Callable[..., Any]
 
     for verdict in (deliver(hidden(late), sent=sent), deliver_async(forgets, sent=sent)):
         assert isinstance(verdict, Never)
-        assert "whose work nobody would do" in verdict.reason
+        assert "which nobody would run" in verdict.reason
 
 
 @pytest.mark.parametrize("sent", [SENT, Message(b"{}", {})], ids=["guarded", "without a key"])
@@ -161,12 +183,12 @@ def test_a_forgotten_await_in_a_poll_is_told_and_not_acknowledged(sent: Message)
 
     async def main() -> list[Verdict]:
         async with AsyncGuard("memory:") as guard:
-            polls = Batches(guard, "charge", forgets, key=keys.header(), missing_key="run", policy=None)
-            return await polls.deliver_async([OnItsWay(sent, "")])
+            batches = Batches(guard, "charge", forgets, key=keys.header(), missing_key="run", policy=None)
+            return await batches.deliver_async([OnItsWay(sent, "")])
 
     with Guard("memory:") as guard:
-        polls = Batches(guard, "charge", hidden(handle_async), key=keys.header(), missing_key="run", policy=None)
-        (blocking,) = polls.deliver([OnItsWay(sent, "")])
+        batches = Batches(guard, "charge", hidden(handle_async), key=keys.header(), missing_key="run", policy=None)
+        (blocking,) = batches.deliver([OnItsWay(sent, "")])
     (awaiting,) = asyncio.run(main())
 
     assert [type(blocking), type(awaiting)] == [Never, Never]
@@ -176,7 +198,7 @@ def test_a_forgotten_await_under_babelqueue_is_raised() -> None:
     with Guard("memory:") as guard:
         wrapped = wrap(guard, lambda data, meta: handle_async(data))
         for meta in ({"id": "1"}, {}):
-            with pytest.raises(UsageError, match="whose work nobody would do"):
+            with pytest.raises(UsageError, match="which nobody would run"):
                 wrapped({}, meta)
         with pytest.raises(UsageError, match="its work would be lost"):
             wrap(guard, Called())
@@ -195,8 +217,10 @@ def test_what_another_guard_says_inside_the_handler_does_not_acknowledge_the_mes
             raise ConnectionError("the mail server is away")
 
         one = Consuming(guard, "order", charge_and_mail, key=keys.header())
-        polls = Batches(guard, "order in polls", charge_and_mail, key=keys.header(), missing_key="never", policy=None)
-        verdicts = [one.deliver(SENT, ""), one.deliver(SENT, ""), *polls.deliver([OnItsWay(SENT, "")])]
+        batches = Batches(
+            guard, "order in batches", charge_and_mail, key=keys.header(), missing_key="never", policy=None
+        )
+        verdicts = [one.deliver(SENT, ""), one.deliver(SENT, ""), *batches.deliver([OnItsWay(SENT, "")])]
 
     assert [type(verdict) for verdict in verdicts] == [HandlerRaised, HandlerRaised, HandlerRaised]
 
@@ -206,10 +230,10 @@ def test_a_failure_that_the_policy_remembers_is_not_tried_again(sent: Message) -
     def decline(body: str) -> None:
         raise ValueError("card 4111 1111 1111 1111")
 
-    policy = Policy(remember=(ValueError,))
+    policy = Policy(final_errors=(ValueError,))
     with Guard("memory:", policy=policy) as guard:
-        polls = Batches(guard, "charge", decline, key=keys.header(), missing_key="never", policy=None)
-        verdicts = [deliver(decline, sent=sent, policy=policy), *polls.deliver([OnItsWay(SENT, "")])]
+        batches = Batches(guard, "charge", decline, key=keys.header(), missing_key="never", policy=None)
+        verdicts = [deliver(decline, sent=sent, policy=policy), *batches.deliver([OnItsWay(SENT, "")])]
 
     assert all(isinstance(verdict, Never) for verdict in verdicts)
     assert all("it failed for good with ValueError at test_mistakes.py" in str(verdict) for verdict in verdicts)
@@ -224,7 +248,7 @@ def test_a_remembered_failure_is_named_without_its_words() -> None:
     def decline(body: str) -> None:
         raise Declined("card 4111 1111 1111 1111", "bank")
 
-    with Guard("memory:", policy=Policy(remember=(ValueError,))) as guard:
+    with Guard("memory:", policy=Policy(final_errors=(ValueError,))) as guard:
         consuming = Consuming(guard, "charge", decline, key=keys.header())
         verdicts = [consuming.deliver(SENT, "") for _ in range(2)]
 
@@ -238,7 +262,7 @@ def test_a_store_that_is_down_is_no_failure_that_is_remembered() -> None:
         def claim(self, *_: Any, **__: Any) -> Any:
             raise StoreUnavailable("not now")
 
-    with Guard(Down(), policy=Policy(remember=(Exception,))) as guard:
+    with Guard(Down(), policy=Policy(final_errors=(Exception,))) as guard:
         verdict = Consuming(guard, "charge", handle, key=keys.header()).deliver(SENT, "")
 
     assert isinstance(verdict, Later)
@@ -252,10 +276,10 @@ def test_a_handler_whose_inner_task_was_cancelled_does_not_end_its_consumer() ->
 
     async def in_a_poll() -> list[Verdict]:
         async with AsyncGuard("memory:") as guard:
-            polls = Batches(
+            batches = Batches(
                 guard, "charge", waits_for_a_cancelled_task, key=keys.header(), missing_key="never", policy=None
             )
-            return await polls.deliver_async([OnItsWay(SENT, "")])
+            return await batches.deliver_async([OnItsWay(SENT, "")])
 
     assert isinstance(deliver_async(waits_for_a_cancelled_task), HandlerRaised)
     assert [type(verdict) for verdict in asyncio.run(in_a_poll())] == [HandlerRaised]
@@ -388,7 +412,7 @@ def test_what_is_wrong_inside_the_handler_is_not_taken_for_the_workers_mistake()
 
 def test_a_payload_that_cannot_be_compared_is_the_messages_fault() -> None:
     with Guard("memory:") as guard:
-        consuming = Consuming(guard, "charge", handle, key=keys.header(), fingerprint=lambda _: object())
+        consuming = Consuming(guard, "charge", handle, key=keys.header(), payload=lambda _: object())
 
         assert isinstance(consuming.deliver(SENT, ""), Never)
 
@@ -428,3 +452,67 @@ def test_a_handler_with_tx_on_a_store_without_transactions_is_refused_at_once(so
 @pytest.mark.parametrize("source", ["sqlite:///app.db", "postgresql://localhost", SqliteStore, MemoryStore])
 def test_a_store_that_has_transactions_or_is_not_known_yet_is_not_refused(source: Any) -> None:
     check_transactions(Guard(source), with_tx)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    monkeypatch.setattr(events, "_warned", set())
+    return lambda: [one.getMessage() for one in caplog.records if "are both this operation" in one.getMessage()]
+
+
+def charge_card(message: Any) -> None: ...
+
+
+def charge_account(message: Any) -> None: ...
+
+
+def credit_card(message: Any, *, tx: Any) -> None: ...
+
+
+def credit_account(message: Any, *, tx: Any) -> None: ...
+
+
+async def charge_card_async(message: Any) -> None: ...
+
+
+async def charge_account_async(message: Any) -> None: ...
+
+
+def babelqueue_card(data: Any, meta: Any) -> None: ...
+
+
+def babelqueue_account(data: Any, meta: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("guarded", "guard", "first", "second"),
+    [
+        (Consuming, Guard, charge_card, charge_account),
+        (Consuming, Guard, credit_card, credit_account),
+        (Consuming, Guard, charge_card, credit_card),
+        (AsyncConsuming, AsyncGuard, charge_card_async, charge_account_async),
+        (wrap, Guard, babelqueue_card, babelqueue_account),
+    ],
+)
+def test_two_handlers_of_one_operation_are_named_once(
+    guarded: Any, guard: Any, first: Any, second: Any, told: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    shared = guard(f"sqlite:///{tmp_path}/shop.db") if guard is Guard else guard(AsyncMemoryStore())
+
+    def register(handler: Any, operation: str = "charge") -> None:
+        if guarded is wrap:
+            wrap(shared, handler, operation=operation)
+        else:
+            guarded(shared, operation, handler, key=keys.header())
+
+    for operation in ("charge", "refund"):
+        register(first, operation)
+        register(first, operation)
+    assert told() == []
+
+    register(second)
+    register(second)
+
+    (line,) = told()
+    named = [f"{__name__}.{one.__name__}() ({__file__}:{one.__code__.co_firstlineno})" for one in (first, second)]
+    assert line.startswith(f"charge: {' and '.join(named)} are both")

@@ -42,7 +42,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
+def environment(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
     return Environment(rabbitmq_url, rabbitmq_name)
 
 
@@ -73,12 +73,12 @@ class Charge:
 
 
 def work(
-    stage: Stage, library: Library, place: Environment, store: str, effects: Path | None, policy: Policy | None
+    stage: Stage, library: Library, environment: Environment, store: str, effects: Path | None, policy: Policy | None
 ) -> None:
     """The part of a worker that is killed on the stage."""
     stopping_before_the_ack(stage)
     handler: Callable[..., Any] = Credit(stage) if effects is None else Charge(effects, stage)
-    with Consumer(library, place, store, handler, policy=policy, prefetch=1):
+    with Consumer(library, environment, store, handler, policy=policy, prefetch=1):
         threading.Event().wait()
 
 
@@ -103,72 +103,72 @@ STEPS = ("after the effect", "before the ack")
 class TestKilledWorkers:
     @pytest.mark.parametrize("step", STEPS)
     def test_in_a_transaction_the_effect_happens_exactly_once(
-        self, library: Library, place: Environment, path: Path, step: str
+        self, library: Library, environment: Environment, path: Path, step: str
     ) -> None:
         store = f"sqlite:///{path}"
-        place.send_keyed("pay-1", b"10")
+        environment.send_keyed("pay-1", b"10")
 
-        with child(work, library, place, store, None, None, stops=(step,)) as worker:
+        with child(work, library, environment, store, None, None, stops=(step,)) as worker:
             worker.reaches(step)
             worker.kill()
         assert balance(path) == (0 if step == "after the effect" else 10)
-        with Consumer(library, place, store, Credit()) as consumer:
+        with Consumer(library, environment, store, Credit()) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert balance(path) == 10
-        assert (place.count(), place.count(place.dead)) == (0, 0)
+        assert (environment.count(), environment.count(environment.dead)) == (0, 0)
 
     @pytest.mark.parametrize("step", STEPS)
     def test_a_claim_is_run_again_with_the_same_key_for_the_other_side(
-        self, library: Library, place: Environment, tmp_path: Path, step: str
+        self, library: Library, environment: Environment, tmp_path: Path, step: str
     ) -> None:
         store, effects, policy = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects", Policy(lease=LEASE)
-        place.send_keyed("pay-1")
+        environment.send_keyed("pay-1")
 
-        with child(work, library, place, store, effects, policy, stops=(step,)) as worker:
+        with child(work, library, environment, store, effects, policy, stops=(step,)) as worker:
             worker.reaches(step)
             worker.kill()
-        with Consumer(library, place, store, Charge(effects), policy=policy) as consumer:
+        with Consumer(library, environment, store, Charge(effects), policy=policy) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert done(store)
         keys = effects.read_text().split()
         assert len(keys) == (2 if step == "after the effect" else 1)
         assert len(set(keys)) == 1
-        assert (place.count(), place.count(place.dead)) == (0, 0)
+        assert (environment.count(), environment.count(environment.dead)) == (0, 0)
 
     def test_under_hold_it_is_not_run_again_and_waits_for_a_person(
-        self, library: Library, place: Environment, tmp_path: Path
+        self, library: Library, environment: Environment, tmp_path: Path
     ) -> None:
         store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
         policy = Policy(lease=LEASE, after_crash="hold")
-        place.send_keyed("pay-1")
+        environment.send_keyed("pay-1")
 
-        with child(work, library, place, store, effects, policy, stops=STEPS[:1]) as worker:
+        with child(work, library, environment, store, effects, policy, stops=STEPS[:1]) as worker:
             worker.reaches("after the effect")
             worker.kill()
-        with Consumer(library, place, store, Charge(effects), policy=policy, unacked_max=3 * LEASE):
-            properties, _ = place.letter()
+        with Consumer(library, environment, store, Charge(effects), policy=policy, unacked_max=3 * LEASE):
+            properties, _ = environment.letter()
 
         assert len(effects.read_text().split()) == 1
-        assert properties.headers["x-onefold-reason"].startswith("OnHold: ")
+        assert properties.headers["x-onefold-reason"].startswith("Held: ")
 
     def test_under_skip_it_counts_as_done_and_nobody_has_to_look(
-        self, library: Library, place: Environment, tmp_path: Path
+        self, library: Library, environment: Environment, tmp_path: Path
     ) -> None:
         store, effects = f"sqlite:///{tmp_path}/records.db", tmp_path / "effects"
         policy = Policy(lease=LEASE, after_crash="skip")
-        place.send_keyed("pay-1")
+        environment.send_keyed("pay-1")
 
-        with child(work, library, place, store, effects, policy, stops=STEPS[:1]) as worker:
+        with child(work, library, environment, store, effects, policy, stops=STEPS[:1]) as worker:
             worker.reaches("after the effect")
             worker.kill()
-        with Consumer(library, place, store, Charge(effects), policy=policy) as consumer:
+        with Consumer(library, environment, store, Charge(effects), policy=policy) as consumer:
             until(lambda: consumer.acks == 1, "it is acknowledged")
 
         assert done(store)
         assert len(effects.read_text().split()) == 1
-        assert (place.count(), place.count(place.dead)) == (0, 0)
+        assert (environment.count(), environment.count(environment.dead)) == (0, 0)
 
 
 def done(store: str) -> bool:
@@ -189,12 +189,12 @@ class Scene:
 
     def __init__(self, library: Library, server: Server, name: str, folder: Path, gate: threading.Event) -> None:
         self.library: Library = library
-        self.place = Environment(server.url, name)
-        self.place.send_keyed("pay-1")
+        self.environment = Environment(server.url, name)
+        self.environment.send_keyed("pay-1")
         self.store = f"sqlite:///{folder}/{library}.db"
         self.runs: list[Delivery] = []
         self._gate = gate
-        self.consumer = Consumer(library, self.place, self.store, self._slow, loses_its_broker=True)
+        self.consumer = Consumer(library, self.environment, self.store, self._slow, loses_its_broker=True)
 
     def _slow(self, delivery: Delivery) -> None:
         self.runs.append(delivery)
@@ -213,7 +213,9 @@ class TestBrokersThatGo:
             for scene in scenes:
                 consumers.enter_context(scene.consumer)
                 until(lambda scene=scene: scene.runs, "it runs")  # type: ignore[misc]
-            until(lambda: all(is_on_disk(mortal, scene.place.dead) for scene in scenes), "its queues can outlive it")
+            until(
+                lambda: all(is_on_disk(mortal, scene.environment.dead) for scene in scenes), "its queues can outlive it"
+            )
             mortal.kill()
             mortal.restart()
             gate.set()
@@ -222,37 +224,39 @@ class TestBrokersThatGo:
 
         for scene in scenes:
             again: list[Delivery] = []
-            with Consumer(scene.library, scene.place, scene.store, again.append) as consumer:
+            with Consumer(scene.library, scene.environment, scene.store, again.append) as consumer:
                 until(lambda consumer=consumer: consumer.acks == 1, "it came again")  # type: ignore[misc]
             assert (len(scene.runs), again) == (1, [])
             # A broker that is killed may have forgotten a queue of which it was told a moment before.
-            scene.place.declare()
-            assert (scene.place.count(), scene.place.count(scene.place.dead)) == (0, 0)
+            scene.environment.declare()
+            assert (scene.environment.count(), scene.environment.count(scene.environment.dead)) == (0, 0)
 
     def test_a_sender_outlives_a_restart_of_the_broker(
         self, mortal: Server, rabbitmq_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A broker may take longer to come back than the half minute of a sender.
         monkeypatch.setattr(rabbitmq_consumer, "SEND_TRIES", 5 * rabbitmq_consumer.SEND_TRIES)
-        place = Environment(mortal.url, rabbitmq_name)
+        environment = Environment(mortal.url, rabbitmq_name)
         channels: list[BlockingChannel] = []
 
         def channel() -> BlockingChannel:
             if not channels or not channels[-1].is_open:
-                channels.append(pika.BlockingConnection(pika.URLParameters(place.url)).channel())
+                channels.append(pika.BlockingConnection(pika.URLParameters(environment.url)).channel())
             return channels[-1]
 
         async def sent() -> tuple[str, str]:
-            async with await aio_pika.connect_robust(place.url, reconnect_interval=0.2) as connection:
+            async with await aio_pika.connect_robust(environment.url, reconnect_interval=0.2) as connection:
                 robust = await connection.channel()
-                await onefold_aio_pika.send(robust, place.queue, b"before", key="pay-1")
-                await asyncio.to_thread(onefold_pika.send, channel, place.queue, b"before", key="pay-2")
-                await asyncio.to_thread(until, lambda: is_on_disk(mortal, place.dead), "its queues can outlive it")
+                await onefold_aio_pika.send(robust, environment.queue, b"before", key="pay-1")
+                await asyncio.to_thread(onefold_pika.send, channel, environment.queue, b"before", key="pay-2")
+                await asyncio.to_thread(
+                    until, lambda: is_on_disk(mortal, environment.dead), "its queues can outlive it"
+                )
                 await asyncio.to_thread(mortal.kill)
                 back = asyncio.create_task(asyncio.to_thread(mortal.restart))
                 keys = await asyncio.gather(
-                    onefold_aio_pika.send(robust, place.queue, b"after"),
-                    asyncio.to_thread(onefold_pika.send, channel, place.queue, b"after", key="pay-4"),
+                    onefold_aio_pika.send(robust, environment.queue, b"after"),
+                    asyncio.to_thread(onefold_pika.send, channel, environment.queue, b"after", key="pay-4"),
                 )
                 await back
                 return keys
@@ -260,9 +264,9 @@ class TestBrokersThatGo:
         minted, given = asyncio.run(sent())
         channel().connection.close()
 
-        with place.channel() as looking:
+        with environment.channel() as looking:
             found = []
-            while (got := looking.basic_get(place.queue, auto_ack=True))[0] is not None:
+            while (got := looking.basic_get(environment.queue, auto_ack=True))[0] is not None:
                 found.append(got[1])
         assert {properties.message_id for properties in found} == {"pay-1", "pay-2", minted, "pay-4"}
         assert all(properties.headers["idempotency-key"] == properties.message_id for properties in found)
@@ -271,40 +275,42 @@ class TestBrokersThatGo:
 
 
 class TestSending:
-    def test_a_key_is_minted_once_and_is_in_the_header_and_the_message_id(self, place: Environment) -> None:
+    def test_a_key_is_minted_once_and_is_in_the_header_and_the_message_id(self, environment: Environment) -> None:
         async def async_handler() -> str:
-            async with await aio_pika.connect(place.url) as connection:
+            async with await aio_pika.connect(environment.url) as connection:
                 channel = await connection.channel()
                 return await onefold_aio_pika.send(
-                    channel, place.queue, b"{}", headers={"trace": "t"}, content_type="j"
+                    channel, environment.queue, b"{}", headers={"trace": "t"}, content_type="j"
                 )
 
-        with place.channel() as channel:
+        with environment.channel() as channel:
             keys = [
-                onefold_pika.send(channel, place.queue, b"{}", headers={"trace": "t"}, content_type="j"),
+                onefold_pika.send(channel, environment.queue, b"{}", headers={"trace": "t"}, content_type="j"),
                 asyncio.run(async_handler()),
             ]
-            found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+            found = [channel.basic_get(environment.queue, auto_ack=True)[1] for _ in keys]
 
         assert len({*keys}) == 2
         for key, properties in zip(keys, found, strict=True):
             assert (properties.message_id, properties.headers) == (key, {"trace": "t", "idempotency-key": key})
             assert (properties.delivery_mode, properties.content_type) == (2, "j")
 
-    def test_what_no_queue_takes_is_an_error_at_once(self, place: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_no_queue_takes_is_an_error_at_once(
+        self, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def async_handler() -> None:
-            async with await aio_pika.connect(place.url) as connection:
+            async with await aio_pika.connect(environment.url) as connection:
                 await onefold_aio_pika.send(await connection.channel(), "nowhere", b"{}")
 
         # Whoever tries again cannot wait for this.
         monkeypatch.setattr(rabbitmq_consumer, "pauses", lambda: ["never"])
-        with place.channel() as channel, pytest.raises(UnroutableError):
+        with environment.channel() as channel, pytest.raises(UnroutableError):
             onefold_pika.send(channel, "nowhere", b"{}")
         with pytest.raises(aio_pika.exceptions.PublishError):
             asyncio.run(async_handler())
 
     def test_what_the_broker_does_not_confirm_is_sent_again_with_its_key(
-        self, place: Environment, monkeypatch: pytest.MonkeyPatch
+        self, environment: Environment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         published, sent = BlockingChannel.basic_publish, []
 
@@ -314,47 +320,47 @@ class TestSending:
             if len(sent) == 1:
                 raise NackError([])
 
-        with place.channel() as channel:
+        with environment.channel() as channel:
             monkeypatch.setattr(BlockingChannel, "basic_publish", refused_once)
-            key = onefold_pika.send(channel, place.queue, b"{}")
+            key = onefold_pika.send(channel, environment.queue, b"{}")
 
         assert sent == [key, key]
 
     def test_a_channel_that_is_closed_is_not_tried_again_and_again(
-        self, place: Environment, monkeypatch: pytest.MonkeyPatch
+        self, environment: Environment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with place.channel() as channel:
+        with environment.channel() as channel:
             pass
 
         monkeypatch.setattr(rabbitmq_consumer, "pauses", lambda: ["never"])
         with pytest.raises(AMQPError):
-            onefold_pika.send(channel, place.queue, b"{}")
+            onefold_pika.send(channel, environment.queue, b"{}")
 
-    def test_a_channel_without_confirms_is_refused(self, place: Environment) -> None:
+    def test_a_channel_without_confirms_is_refused(self, environment: Environment) -> None:
         async def async_handler() -> None:
-            async with await aio_pika.connect(place.url) as connection:
+            async with await aio_pika.connect(environment.url) as connection:
                 channel = await connection.channel(publisher_confirms=False)
-                await onefold_aio_pika.send(channel, place.queue, b"{}")
+                await onefold_aio_pika.send(channel, environment.queue, b"{}")
 
         with pytest.raises(UsageError, match="publisher_confirms"):
             asyncio.run(async_handler())
 
     @pytest.mark.parametrize("key", [42, uuid.UUID(int=42)])
-    def test_a_number_or_a_uuid_is_sent_as_its_text(self, place: Environment, key: Any) -> None:
+    def test_a_number_or_a_uuid_is_sent_as_its_text(self, environment: Environment, key: Any) -> None:
         async def async_handler() -> str:
-            async with await aio_pika.connect(place.url) as connection:
-                return await onefold_aio_pika.send(await connection.channel(), place.queue, b"{}", key=key)
+            async with await aio_pika.connect(environment.url) as connection:
+                return await onefold_aio_pika.send(await connection.channel(), environment.queue, b"{}", key=key)
 
-        with place.channel() as channel:
-            keys = [onefold_pika.send(channel, place.queue, b"{}", key=key), asyncio.run(async_handler())]
-            found = [channel.basic_get(place.queue, auto_ack=True)[1] for _ in keys]
+        with environment.channel() as channel:
+            keys = [onefold_pika.send(channel, environment.queue, b"{}", key=key), asyncio.run(async_handler())]
+            found = [channel.basic_get(environment.queue, auto_ack=True)[1] for _ in keys]
 
         assert keys == [str(key)] * 2
         assert [(one.headers["idempotency-key"], one.message_id) for one in found] == [(str(key), str(key))] * 2
 
     @pytest.mark.parametrize("key", ["", " ", "k" * 300, 1.5])
-    def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, place: Environment, key: Any) -> None:
-        with place.channel() as channel, pytest.raises(MissingKey):
-            onefold_pika.send(channel, place.queue, b"{}", key=key)
+    def test_a_key_that_is_none_is_refused_before_anything_is_sent(self, environment: Environment, key: Any) -> None:
+        with environment.channel() as channel, pytest.raises(MissingKey):
+            onefold_pika.send(channel, environment.queue, b"{}", key=key)
 
-        assert place.count() == 0
+        assert environment.count() == 0

@@ -26,7 +26,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 @pytest.fixture
-def place(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
+def environment(rabbitmq_url: str, rabbitmq_name: str) -> Environment:
     return Environment(rabbitmq_url, rabbitmq_name)
 
 
@@ -41,16 +41,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rabbitmq_consumer, "DEAD_LETTER_DELAY", 0.05)
 
 
-def send(place: Environment, by: Library, body: bytes, headers: dict[str, Any]) -> None:
+def send(environment: Environment, by: Library, body: bytes, headers: dict[str, Any]) -> None:
     """As either client encodes it: aio-pika writes small numbers in two bytes, pika in five."""
     if by == "pika":
-        place.send(body, headers=headers)
+        environment.send(body, headers=headers)
         return
 
     async def story() -> None:
-        async with await aio_pika.connect(place.url) as connection:
+        async with await aio_pika.connect(environment.url) as connection:
             channel = await connection.channel()
-            await channel.default_exchange.publish(aio_pika.Message(body, headers=headers), place.queue)
+            await channel.default_exchange.publish(aio_pika.Message(body, headers=headers), environment.queue)
 
     asyncio.run(story())
 
@@ -78,20 +78,20 @@ LARGE: list[tuple[Library, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("by", "headers"), LARGE, ids=lambda one: one if isinstance(one, str) else next(iter(one)))
 def test_one_message_does_not_end_the_connection_of_its_consumer(
-    library: Library, place: Environment, store: str, by: Library, headers: dict[str, Any]
+    library: Library, environment: Environment, store: str, by: Library, headers: dict[str, Any]
 ) -> None:
     handle = Called()
-    send(place, by, b"bad", headers)
-    place.send_keyed("pay-1", b"good")
+    send(environment, by, b"bad", headers)
+    environment.send_keyed("pay-1", b"good")
 
-    with Consumer(library, place, store, handle) as consumer:
-        properties, body = place.letter()
+    with Consumer(library, environment, store, handle) as consumer:
+        properties, body = environment.letter()
         until(lambda: handle.bodies == [b"good"], "the good one ran")
         until(lambda: consumer.acks == 2, "both are acknowledged")
 
     assert body == b"bad"
     assert properties.headers[REASON_HEADER] == "it has no key"
-    assert place.count() == 0
+    assert environment.count() == 0
 
 
 # The rule.

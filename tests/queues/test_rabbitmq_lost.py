@@ -7,6 +7,7 @@ import logging
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pika.exceptions import ConnectionWrongStateError
@@ -56,7 +57,7 @@ def test_with_pika_a_connection_that_is_gone_is_told_and_raises_nothing(caplog: 
         raise ConnectionWrongStateError("closed")
 
     connection = SimpleNamespace(add_callback_threadsafe=gone)
-    channel: Any = SimpleNamespace(is_open=True, connection=connection)
+    channel: Any = Mock(is_open=True, connection=connection)
     native: Any = SimpleNamespace(**PROPERTIES)
     job = Job(channel, 7, delivery_of(SimpleNamespace(**METHOD), native, b""), time.monotonic())
     guard = Guard(MemoryStore())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from onefold import Guard, current
+from onefold import Guard, UsageError, current
 from onefold.queues import keys
 from onefold.queues._shared.consumer import Consuming
 from onefold.queues.babelqueue import IdempotencyStore, wrap
@@ -58,3 +58,56 @@ def test_each_tenant_runs_a_message_once(deliver: Deliver) -> None:
             deliver(Guard(store, scope=scope), handle)
 
     assert ran == ["tenant-a", "tenant-a-found", "tenant-b", "tenant-b-found"]
+
+
+def paying(guard: Guard, ran: list[str], **options: Any) -> Any:
+    app = Celery("shop", set_as_current=False)
+
+    @guarded(app, guard, "pay", name="pay", shared=False, fingerprint=("amount",), **{"key": "payment_id", **options})
+    def pay(tenant: Any, payment_id: str, amount: int, region: str = "eu") -> str:
+        ran.append(f"{tenant} {region}")
+        return f"{tenant} paid {amount}"
+
+    return pay
+
+
+@pytest.mark.parametrize(
+    "scope", ["tenant", ("tenant", "region"), lambda tenant, payment_id, amount, region="eu": tenant]
+)
+def test_a_celery_task_keeps_tenants_apart_by_an_argument(scope: Any) -> None:
+    guard, ran = Guard("memory:"), list[str]()
+    pay = paying(guard, ran, scope=scope)
+
+    answers = [pay.apply((tenant, "1", 5)).get() for tenant in ("acme", "bakery", "acme")]
+
+    assert answers == ["acme paid 5", "bakery paid 5", "acme paid 5"]
+    assert ran == ["acme eu", "bakery eu"]
+
+
+@pytest.mark.parametrize("tenant", [None, ""])
+def test_a_celery_message_without_its_tenant_is_rejected(tenant: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ran = list[str]()
+
+    ended = paying(Guard("memory:"), ran, scope="tenant").apply((tenant, "1", 5))
+
+    assert (ended.state, ran) == ("FAILURE", [])
+    assert "scope= has to name a tenant or caller" in str(ended.result)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scope": "tenat"}, "scope='tenat': the task has no argument 'tenat': did you mean 'tenant'"),
+        ({"scope": 7}, "scope=7 has to name arguments"),
+        ({"key": lambda tenant, payment_id: payment_id}, "key= is called with one argument, the message"),
+    ],
+)
+def test_a_celery_task_with_a_wrong_scope_or_key_is_refused_when_decorating(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        paying(Guard("memory:"), [], **options)
+
+
+def test_a_celery_task_whose_argument_has_no_key_names_it() -> None:
+    ended = paying(Guard("memory:"), []).apply(("acme", None, 5))
+
+    assert "pay: the message has no key in its argument 'payment_id'" in str(ended.result)

@@ -13,10 +13,10 @@ import pytest
 from onefold import (
     AsyncGuard,
     Guard,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
-    OnHold,
     Policy,
     StoreUnavailable,
     UsageError,
@@ -86,12 +86,12 @@ def test_a_running_duplicate_comes_later_and_never_in_a_hot_loop() -> None:
     assert (soon.delay, late.delay) == (SOON, 7.0)
 
 
-def test_what_is_on_hold_comes_a_bounded_number_of_times_and_then_never() -> None:
-    held = of_error(OnHold.about(ADDRESS, remark="why"))
+def test_what_is_held_comes_a_bounded_number_of_times_and_then_never() -> None:
+    held = of_error(Held.about(ADDRESS, remark="why"))
 
     assert isinstance(held, Later)
     assert (held.delay, held.limited) == (HELD_DELAY, True)
-    assert isinstance(of_error(OnHold.about(ADDRESS, remark="why"), held_before=HELD_MAX), Never)
+    assert isinstance(of_error(Held.about(ADDRESS, remark="why"), held_before=HELD_MAX), Never)
 
 
 def test_after_a_lost_claim_only_what_is_done_is_acknowledged() -> None:
@@ -152,7 +152,7 @@ def test_bad_input_goes_to_the_dead_letters_with_its_reason_and_the_consumer_liv
 def test_a_position_works_only_when_it_is_meant_and_warns() -> None:
     with pytest.raises(UsageError, match="changes_when_a_producer_retries=True"):
         keys.position()
-    with pytest.warns(UserWarning, match="its producer made"):
+    with pytest.warns(UserWarning, match="made by the producer"):
         key = keys.position(changes_when_a_producer_retries=True)
 
     assert key(message(position="topic/0/17")) == "topic/0/17"
@@ -214,31 +214,31 @@ class Environment:
 
 
 @pytest.fixture(params=[False, True], ids=["blocking", "awaiting"])
-def place(request: pytest.FixtureRequest) -> Environment:
+def environment(request: pytest.FixtureRequest) -> Environment:
     return Environment(is_async=request.param)
 
 
-def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(place: Environment) -> None:
-    assert place.deliver() == [ACK, ACK]
-    assert place.runs == 1
+def test_a_duplicate_of_a_finished_message_is_acknowledged_and_not_run(environment: Environment) -> None:
+    assert environment.deliver() == [ACK, ACK]
+    assert environment.runs == 1
 
 
-def test_a_handler_that_fails_is_left_to_the_broker_and_runs_again(place: Environment) -> None:
-    place.error = ValueError("no")
+def test_a_handler_that_fails_is_left_to_the_broker_and_runs_again(environment: Environment) -> None:
+    environment.error = ValueError("no")
 
-    assert place.deliver() == [HandlerRaised(place.error), HandlerRaised(place.error)]
-    assert place.runs == 2
+    assert environment.deliver() == [HandlerRaised(environment.error), HandlerRaised(environment.error)]
+    assert environment.runs == 2
 
 
-def test_a_message_without_a_key_follows_the_policy(place: Environment) -> None:
-    refused = place.deliver(message(headers={}))
-    ran_before = place.runs
-    run = place.deliver(message(headers={}), missing_key="run")
+def test_a_message_without_a_key_follows_the_policy(environment: Environment) -> None:
+    refused = environment.deliver(message(headers={}))
+    ran_before = environment.runs
+    run = environment.deliver(message(headers={}), missing_key="run")
 
     assert [type(one) for one in refused] == [Never, Never]
     assert ran_before == 0
     assert run == [ACK, ACK]
-    assert place.runs == 2
+    assert environment.runs == 2
 
 
 def test_a_message_without_a_key_gets_its_transaction_all_the_same(tmp_path: Path) -> None:
@@ -283,12 +283,12 @@ def test_a_used_key_with_another_body_goes_to_the_dead_letters_where_bodies_are_
     first, other = message(body=b"10 EUR"), message(body=b"99 EUR")
     with Guard(f"sqlite:///{tmp_path}/shop.db") as guard:
         handler = handle_tx if with_tx else handle
-        consuming = Consuming(guard, "charge", handler, key=keys.header(), fingerprint=keys.body())
+        consuming = Consuming(guard, "charge", handler, key=keys.header(), payload=keys.body())
         verdicts = [consuming.deliver(sent, "body") for sent in (first, first, other)]
 
     async def main() -> list[Verdict]:
         async with AsyncGuard("memory:") as guard:
-            consuming = AsyncConsuming(guard, "charge", handle_async, key=keys.header(), fingerprint=keys.body())
+            consuming = AsyncConsuming(guard, "charge", handle_async, key=keys.header(), payload=keys.body())
             return [await consuming.deliver(sent, "body") for sent in (first, first, other)]
 
     for found in (verdicts, asyncio.run(main())):
@@ -298,17 +298,17 @@ def test_a_used_key_with_another_body_goes_to_the_dead_letters_where_bodies_are_
     assert ran == ["body", "body"]
 
 
-def test_without_a_fingerprint_bodies_are_not_compared() -> None:
+def test_without_a_payload_bodies_are_not_compared() -> None:
     with Guard("memory:") as guard:
         consuming = Consuming(guard, "charge", lambda body: None, key=keys.header())
 
         assert [consuming.deliver(message(body=body), "x") for body in (b"10", b"99")] == [ACK, ACK]
 
 
-@pytest.mark.parametrize("fingerprint", [keys.body, "body", 7])
-def test_a_fingerprint_that_is_none_is_refused(fingerprint: Any) -> None:
-    with pytest.raises(UsageError, match="fingerprint="), Guard("memory:") as guard:
-        Consuming(guard, "charge", lambda body: None, key=keys.header(), fingerprint=fingerprint)
+@pytest.mark.parametrize("payload", [keys.body, "body", 7])
+def test_a_payload_that_is_no_function_is_refused(payload: Any) -> None:
+    with pytest.raises(UsageError, match="payload="), Guard("memory:") as guard:
+        Consuming(guard, "charge", lambda body: None, key=keys.header(), payload=payload)
 
 
 def test_a_store_that_is_down_means_later_and_nothing_runs() -> None:

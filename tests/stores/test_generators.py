@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.generators import Flow, run, run_async
 
 
 class Sender:
@@ -42,57 +42,68 @@ class AsyncSender:
         return self.sync.send_all(messages)
 
 
-def blocking(work: Work[Any], sender: Sender) -> Any:
-    return run(work, sender)
+def blocking(flow: Flow[Any], sender: Sender) -> Any:
+    return run(flow, sender)
 
 
-def is_async(work: Work[Any], sender: Sender) -> Any:
-    return asyncio.run(run_async(work, AsyncSender(sender)))
+def on_loop(flow: Flow[Any], sender: Sender) -> Any:
+    return asyncio.run(run_async(flow, AsyncSender(sender)))
 
 
-Drive = Callable[[Work[Any], Sender], Any]
-both = pytest.mark.parametrize("drive", [blocking, is_async])
+Drive = Callable[[Flow[Any], Sender], Any]
+both = pytest.mark.parametrize("drive", [blocking, on_loop])
+
+
+def test_the_end_of_an_iteration_in_a_request_surfaces_unchanged() -> None:
+    def request() -> Any:
+        raise StopIteration("its own")
+
+    def flow() -> Flow[Any]:
+        yield request
+
+    with pytest.raises(StopIteration, match="its own"):
+        run(flow())
 
 
 @both
 def test_a_message_gets_its_reply_and_a_list_gets_a_list(drive: Drive) -> None:
-    def work() -> Work[Any]:
+    def flow() -> Flow[Any]:
         one = yield "a"
         several = yield ["b", "c"]
         return [one, *several]
 
-    assert drive(work(), Sender()) == ["A", "B", "C"]
+    assert drive(flow(), Sender()) == ["A", "B", "C"]
 
 
 def test_a_call_needs_no_sender() -> None:
     async def answer() -> str:
         return "answer"
 
-    def work(call: Any) -> Work[Any]:
+    def flow(call: Any) -> Flow[Any]:
         return (yield call)
 
-    assert run(work(lambda: "answer")) == "answer"
-    assert asyncio.run(run_async(work(answer))) == "answer"
+    assert run(flow(lambda: "answer")) == "answer"
+    assert asyncio.run(run_async(flow(answer))) == "answer"
 
 
 @both
 def test_an_error_may_be_an_answer(drive: Drive) -> None:
-    def work() -> Work[Any]:
+    def flow() -> Flow[Any]:
         try:
             yield ValueError("no")
         except ValueError as error:
             return (yield str(error))
 
-    assert drive(work(), Sender()) == "NO"
+    assert drive(flow(), Sender()) == "NO"
 
 
 @both
 def test_an_error_that_is_no_answer_goes_on(drive: Drive) -> None:
-    def work() -> Work[Any]:
+    def flow() -> Flow[Any]:
         yield ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        drive(work(), Sender())
+        drive(flow(), Sender())
 
 
 class Interrupt(BaseException):
@@ -103,7 +114,7 @@ class Interrupt(BaseException):
 def test_nothing_is_sent_after_an_interrupt(drive: Drive) -> None:
     sender, interrupt, closed = Sender(), Interrupt(), []
 
-    def work() -> Work[Any]:
+    def flow() -> Flow[Any]:
         try:
             yield interrupt
         except GeneratorExit:
@@ -113,7 +124,7 @@ def test_nothing_is_sent_after_an_interrupt(drive: Drive) -> None:
             yield "after"
 
     with pytest.raises(Interrupt):
-        drive(work(), sender)
+        drive(flow(), sender)
 
     assert (sender.heard, closed) == ([interrupt], [True])
 
@@ -125,12 +136,12 @@ def test_nothing_is_sent_after_a_cancellation() -> None:
         heard.append("first")
         await asyncio.Event().wait()
 
-    def work() -> Work[None]:
+    def flow() -> Flow[None]:
         yield forever
         heard.append("second")
 
     async def cancelled() -> None:
-        task = asyncio.create_task(run_async(work()))
+        task = asyncio.create_task(run_async(flow()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})

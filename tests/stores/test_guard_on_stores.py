@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from onefold import AsyncGuard, Guard, InProgress, KeyReused, OnHold, Outcome, OutcomeUnknown, Policy, current, done
+from onefold import AsyncGuard, Done, Guard, Held, InProgress, KeyReused, Outcome, OutcomeUnknown, Policy, current
 from onefold._delivery import decide as _decide
 from onefold._delivery.decide import Then
 from onefold._model import Claim, DeliveryRequest, State
@@ -45,7 +45,7 @@ class Desk:
             raise OutcomeUnknown(message)
         return f"took {message}, attempt {current().attempt}"
 
-    async def take_awaited(self, message: str) -> str:
+    async def take_async(self, message: str) -> str:
         await asyncio.sleep(0)
         return self.take(message)
 
@@ -66,7 +66,7 @@ EXPECTED = [
     ("took new, attempt 1", False),
     ("took finished, attempt 1", True),
     InProgress,
-    OnHold,
+    Held,
     ("took expired, attempt 1", False),
     ("took new, attempt 1", True),
     ValueError,
@@ -110,10 +110,10 @@ def test_a_mixed_batch_gives_each_message_its_own_answer_async(url: str) -> None
     async def story() -> None:
         async with AsyncGuard(url, policy=HOLDING) as guard:
             before = Desk()
-            await guard.run("charge", "finished", lambda: before.take_awaited("finished"))
-            await guard.run("charge", "expired", lambda: before.take_awaited("expired"), policy=BRIEF)
+            await guard.run("charge", "finished", lambda: before.take_async("finished"))
+            await guard.run("charge", "expired", lambda: before.take_async("expired"), policy=BRIEF)
             with pytest.raises(OutcomeUnknown):
-                await guard.run("charge", "doubtful", lambda: before.take_awaited("doubtful"))
+                await guard.run("charge", "doubtful", lambda: before.take_async("doubtful"))
             with pytest.raises(ZeroDivisionError):
                 await guard.run("charge", "open", fails_after_a_step)
             assert await guard.store.claim(RUNNING) is None
@@ -121,7 +121,7 @@ def test_a_mixed_batch_gives_each_message_its_own_answer_async(url: str) -> None
                 pass
             desk = Desk()
 
-            results = await guard.run_batch("charge", BATCH, key=str, handler=desk.take_awaited)
+            results = await guard.run_batch("charge", BATCH, key=str, handler=desk.take_async)
 
             assert told(results) == EXPECTED
             assert desk.seen == ["new", "expired", "poison", "another", "open"]
@@ -148,10 +148,10 @@ def test_a_held_record_is_resolved_and_forgotten(url: str) -> None:
     with Guard(url, policy=HOLDING) as guard:
         with pytest.raises(OutcomeUnknown):
             guard.run("charge", "pay_1", lambda: Desk().take("doubtful"))
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             guard.run("charge", "pay_1", lambda: 1)
 
-        guard.resolve("charge", "pay_1", done(4200), by="me", reason="the bank says so")
+        guard.resolve("charge", "pay_1", Done(4200), by="me", reason="the bank says so")
 
         assert guard.run("charge", "pay_1", lambda: 1).value == 4200
         record = guard.read("charge", "pay_1")
@@ -204,11 +204,11 @@ def test_on_dynamodb_a_bypass_that_fails_or_dies_leaves_what_was_done(dynamodb_u
 
 def check_bypasses(guard: Guard, *, lease: float = 0.001) -> None:
     """Finish; fail a bypass after a step; let another die; finish one. Duplicates replay what was finished last."""
-    guard.run("charge", "pay_1", lambda: "the receipt", fingerprint=42)
+    guard.run("charge", "pay_1", lambda: "the receipt", payload=42)
     before = guard.read("charge", "pay_1")
     assert before is not None
     with pytest.raises(ZeroDivisionError):
-        guard.run("charge", "pay_1", _fails_after_a_step, fingerprint=42, bypass=True)
+        guard.run("charge", "pay_1", _fails_after_a_step, payload=42, bypass=True)
     failed = guard.read("charge", "pay_1")
     assert failed is not None
     assert (failed.state, failed.result, failed.bypasses) == (State.DONE, before.result, 0)
@@ -223,9 +223,9 @@ def check_bypasses(guard: Guard, *, lease: float = 0.001) -> None:
     if lease > 1:
         return
     assert eventually(lambda: (guard.read("charge", "pay_1") or failed).lease_left <= 0)
-    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=42).value == "the receipt"
+    assert guard.run("charge", "pay_1", pytest.fail, payload=42).value == "the receipt"
 
     steps: list[str] = []
     again = guard.run("charge", "pay_1", lambda: current().step("first", lambda: steps.append("first")), bypass=True)
     assert (again.replayed, steps) == (False, [])
-    assert guard.run("charge", "pay_1", pytest.fail, fingerprint=42).replayed
+    assert guard.run("charge", "pay_1", pytest.fail, payload=42).replayed

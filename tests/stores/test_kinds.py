@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from onefold.lint.store_identity import identity_of
 from onefold.queues._shared.options import check_transactions
 from onefold.stores import kinds
 from onefold.stores.identity import Identity
-from onefold.stores.kinds import StoreKind, blocking, clients, kind_in, kind_of, schemes
+from onefold.stores.kinds import StoreKind, blocking, clients, has_async_driver, kind_in, kind_of, schemes
 from onefold.stores.memory import MemoryStore
 from onefold.stores.table_reader import reading
 
@@ -52,6 +53,14 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "installed", lambda group: {**installed(group), "toy": "toys"})
 
 
+PACKAGES = sorted({module for module in schemes().values() if hasattr(import_module(module), "__path__")})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_of_a_store_describes_it_in_the_same_module(package: str) -> None:
+    assert import_module(f"{package}.kind").KIND is kind_in(package, "")
+
+
 @pytest.mark.parametrize("scheme", sorted(schemes()))
 def test_every_store_says_what_it_is(scheme: str) -> None:
     kind = kind_of(f"{scheme}://x")
@@ -62,7 +71,7 @@ def test_every_store_says_what_it_is(scheme: str) -> None:
 
 @pytest.mark.parametrize("package", sorted(clients()))
 def test_every_client_belongs_to_a_store(package: str) -> None:
-    assert kind_in(clients()[package]).name
+    assert kind_in(clients()[package], package).name
 
 
 def test_a_store_of_somebody_else_is_known_by_what_it_says(toys: None) -> None:
@@ -70,6 +79,12 @@ def test_a_store_of_somebody_else_is_known_by_what_it_says(toys: None) -> None:
 
     assert kind_of("toy+fast://shelf").expires_by_itself
     assert blocking("toy+fast://shelf") == "toy://shelf"
+    assert [has_async_driver(f"toy{driver}://shelf") for driver in ("", "+fast", "+FAST", "+slow")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert identity_of("toy://one/shelf").may_be(identity_of("toy://two/shelf"))
     assert judge_of(facts) is sys.modules["toys"]
     assert clock(facts).reason == "this machine's own"
@@ -83,6 +98,12 @@ def test_a_store_that_says_nothing_is_not_judged() -> None:
     kind = kind_of("nobody://knows")
 
     assert (kind.name, kind.has_transactions, kind.health) == ("nobody", None, "")
+
+
+def test_a_store_whose_module_is_missing_goes_by_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "installed", lambda _group: {"toy": "toys.that.are_not_there"})
+
+    assert kind_of("toy+fast://shelf").name == "toy"
 
 
 def test_the_source_of_a_guard_is_what_was_passed() -> None:
@@ -105,9 +126,9 @@ EXAMPLES = {"memory:"}
 )
 def test_nothing_else_names_kinds_of_stores(path: Path) -> None:
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    literals = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
-    assert {word for word in words if word.removesuffix(":") in KNOWN} <= EXAMPLES
+    assert {word for word in literals if word.removesuffix(":") in KNOWN} <= EXAMPLES
 
 
 def test_entry_points_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

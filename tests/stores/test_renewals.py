@@ -29,7 +29,7 @@ from onefold import AsyncGuard, Guard, InProgress, Policy, StoreUnavailable
 from onefold.keys import address
 from onefold.stores.dynamodb import AsyncDynamoDBStore
 from tests.stores.django.project import alias_of, project
-from tests.stores.dynamodb.tools import place_of, table_of
+from tests.stores.dynamodb.tools import client_options, table_of
 from tests.support import PATIENCE, eventually, in_time
 
 ADDRESS: Final = address("charge", "pay_1")
@@ -91,7 +91,7 @@ def observer(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Observe
 
 
 # A source for a guard, how to hold all of it, and the URL of the same place for others.
-Environment = tuple[Any, Callable[[], Any], str]
+Source = tuple[Any, Callable[[], Any], str]
 
 
 @contextmanager
@@ -105,49 +105,49 @@ def all_of(take: Callable[[], Any], give_back: Callable[[Any], object]) -> Itera
 
 
 @contextmanager
-def psycopg_pool_of(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def psycopg_pool_of(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("postgres_url")
     with psycopg_pool.ConnectionPool(url, min_size=0, max_size=SIZE, timeout=NO_PATIENCE, open=True) as pool:
         yield pool, lambda: all_of(pool.getconn, pool.putconn), url
 
 
 @contextmanager
-def psycopg_null_pool_of(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def psycopg_null_pool_of(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("postgres_url")
     with psycopg_pool.NullConnectionPool(url, max_size=SIZE, timeout=NO_PATIENCE, open=True) as pool:
         yield pool, lambda: all_of(pool.getconn, pool.putconn), url
 
 
 @contextmanager
-def engine_of(url: str, seen: str, **options: Any) -> Iterator[Environment]:
+def engine_of(url: str, seen: str, **options: Any) -> Iterator[Source]:
     engine = create_engine(url, **({"pool_size": SIZE, "max_overflow": 0, "pool_timeout": NO_PATIENCE} | options))
     yield engine, lambda: all_of(engine.connect, lambda one: one.close()), seen
     engine.dispose()
 
 
 @contextmanager
-def postgres_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def postgres_engine(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("postgres_url")
-    with engine_of(url.replace("postgresql://", "postgresql+psycopg://"), url) as place:
-        yield place
+    with engine_of(url.replace("postgresql://", "postgresql+psycopg://"), url) as opened:
+        yield opened
 
 
 @contextmanager
-def mysql_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def mysql_engine(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("mysql_url")
-    with engine_of(url.replace("mysql://", "mysql+pymysql://").partition("?")[0], url) as place:
-        yield place
+    with engine_of(url.replace("mysql://", "mysql+pymysql://").partition("?")[0], url) as opened:
+        yield opened
 
 
 @contextmanager
-def sqlite_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def sqlite_engine(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = f"sqlite:///{request.getfixturevalue('tmp_path') / 'records.db'}"
-    with engine_of(url, url.replace("sqlite:///", "sqlite:////")) as place:
-        yield place
+    with engine_of(url, url.replace("sqlite:///", "sqlite:////")) as opened:
+        yield opened
 
 
 @contextmanager
-def static_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def static_engine(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("postgres_url")
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=StaticPool)
     yield engine, lambda: all_of(engine.connect, lambda one: one.close()), url
@@ -155,7 +155,7 @@ def static_engine(request: pytest.FixtureRequest) -> Iterator[Environment]:
 
 
 @contextmanager
-def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> Iterator[Environment]:
+def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> Iterator[Source]:
     url = request.getfixturevalue("redis_url")
     pool = kind.from_url(url, max_connections=SIZE, **options)
     client = redis.Redis(connection_pool=pool)
@@ -165,19 +165,19 @@ def redis_pool_of(request: pytest.FixtureRequest, kind: Any, **options: Any) -> 
 
 
 @contextmanager
-def redis_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    with redis_pool_of(request, redis.ConnectionPool) as place:
-        yield place
+def redis_client(request: pytest.FixtureRequest) -> Iterator[Source]:
+    with redis_pool_of(request, redis.ConnectionPool) as opened:
+        yield opened
 
 
 @contextmanager
-def blocking_redis_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    with redis_pool_of(request, redis.BlockingConnectionPool, timeout=NO_PATIENCE) as place:
-        yield place
+def blocking_redis_client(request: pytest.FixtureRequest) -> Iterator[Source]:
+    with redis_pool_of(request, redis.BlockingConnectionPool, timeout=NO_PATIENCE) as opened:
+        yield opened
 
 
 @contextmanager
-def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("redis_cluster_url")
     client: Any = redis.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     pools = [client.get_redis_connection(node).connection_pool for node in client.get_primaries()]
@@ -191,10 +191,13 @@ def redis_cluster_client(request: pytest.FixtureRequest) -> Iterator[Environment
 
     yield client, hold, url
     client.close()
+    # A cluster's client closes none of its nodes' connections.
+    for pool in pools:
+        pool.disconnect()
 
 
 @contextmanager
-def django_pool(request: pytest.FixtureRequest) -> Iterator[Environment]:
+def django_pool(request: pytest.FixtureRequest) -> Iterator[Source]:
     url = request.getfixturevalue("postgres_url")
     pool = {"min_size": 0, "max_size": SIZE, "timeout": NO_PATIENCE}
     with project(), alias_of("postgres", url, OPTIONS={"pool": pool}) as alias:
@@ -221,7 +224,7 @@ def lent_by(guard: Guard) -> Any:
     return stack
 
 
-PLACES: Final = {
+SOURCES: Final = {
     "psycopg_pool": psycopg_pool_of,
     "psycopg_pool without a pool": psycopg_null_pool_of,
     "SQLAlchemy, psycopg": postgres_engine,
@@ -235,11 +238,11 @@ PLACES: Final = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", SOURCES)
 def test_handlers_that_hold_everything_do_not_cost_a_claim(
-    place: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer], lease: float
+    kind: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer], lease: float
 ) -> None:
-    with PLACES[place](request) as (source, hold, url):
+    with SOURCES[kind](request) as (source, hold, url):
         other, effects = observer(url), []
         guard = Guard(source, policy=Policy(lease=lease))
 
@@ -252,7 +255,7 @@ def test_handlers_that_hold_everything_do_not_cost_a_claim(
         outcome = guard.run("charge", "pay_1", handler)
         guard.close()
 
-        assert (outcome.value, outcome.remembered, effects) == ("paid", True, ["paid"])
+        assert (outcome.value, outcome.recorded, effects) == ("paid", True, ["paid"])
         assert other.replays("paid")
 
 
@@ -269,7 +272,7 @@ def test_handlers_that_hold_a_pool_of_ours_do_not_cost_a_claim(
             assert other.sees_three_leases()
         return "paid"
 
-    assert guard.run("charge", "pay_1", handler).remembered
+    assert guard.run("charge", "pay_1", handler).recorded
     guard.close()
     assert other.replays("paid")
 
@@ -282,7 +285,7 @@ def test_a_claim_is_ended_while_other_handlers_hold_everything(
 
         outcome = guard.run("charge", "pay_1", lambda: held.enter_context(hold()))
 
-        assert outcome.remembered
+        assert outcome.recorded
         held.close()
         guard.close()
         assert observer(url).guard.run("charge", "pay_1", lambda: "theirs").replayed
@@ -292,7 +295,7 @@ def test_a_claim_is_ended_while_other_handlers_hold_everything(
 
 
 @asynccontextmanager
-async def all_awaited(
+async def all_async(
     take: Callable[[], Awaitable[Any]], give_back: Callable[[Any], Awaitable[object]]
 ) -> AsyncIterator[None]:
     taken = [await take() for _ in range(SIZE)]
@@ -304,60 +307,60 @@ async def all_awaited(
 
 
 @asynccontextmanager
-async def async_psycopg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_psycopg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("postgres_url")
     pool = psycopg_pool.AsyncConnectionPool(url, min_size=0, max_size=SIZE, timeout=NO_PATIENCE, open=False)
     async with pool:
-        yield pool, lambda: all_awaited(pool.getconn, pool.putconn), url
+        yield pool, lambda: all_async(pool.getconn, pool.putconn), url
 
 
 @asynccontextmanager
-async def asyncpg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def asyncpg_pool(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("postgres_url")
     async with asyncpg.create_pool(url, min_size=0, max_size=SIZE) as pool:
-        yield pool, lambda: all_awaited(pool.acquire, pool.release), url
+        yield pool, lambda: all_async(pool.acquire, pool.release), url
 
 
 @asynccontextmanager
-async def async_engine(url: str, seen: str) -> AsyncIterator[Environment]:
+async def async_engine(url: str, seen: str) -> AsyncIterator[Source]:
     engine = create_async_engine(url, pool_size=SIZE, max_overflow=0, pool_timeout=NO_PATIENCE)
-    yield engine, lambda: all_awaited(lambda: engine.connect().start(), lambda one: one.close()), seen
+    yield engine, lambda: all_async(lambda: engine.connect().start(), lambda one: one.close()), seen
     await engine.dispose()
 
 
 @asynccontextmanager
-async def async_postgres_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_postgres_engine(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("postgres_url")
-    async with async_engine(url.replace("postgresql://", "postgresql+asyncpg://"), url) as place:
-        yield place
+    async with async_engine(url.replace("postgresql://", "postgresql+asyncpg://"), url) as opened:
+        yield opened
 
 
 @asynccontextmanager
-async def async_mysql_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_mysql_engine(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("mysql_url")
-    async with async_engine(url.replace("mysql://", "mysql+asyncmy://").partition("?")[0], url) as place:
-        yield place
+    async with async_engine(url.replace("mysql://", "mysql+asyncmy://").partition("?")[0], url) as opened:
+        yield opened
 
 
 @asynccontextmanager
-async def async_sqlite_engine(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_sqlite_engine(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     path = request.getfixturevalue("tmp_path") / "records.db"
-    async with async_engine(f"sqlite+aiosqlite:///{path}", f"sqlite:////{path}") as place:
-        yield place
+    async with async_engine(f"sqlite+aiosqlite:///{path}", f"sqlite:////{path}") as opened:
+        yield opened
 
 
 @asynccontextmanager
-async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("redis_url")
     pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=SIZE, timeout=NO_PATIENCE)
     client = redis.asyncio.Redis(connection_pool=pool)
-    yield client, lambda: all_awaited(pool.get_connection, pool.release), url
+    yield client, lambda: all_async(pool.get_connection, pool.release), url
     await client.aclose()
     await pool.disconnect()
 
 
 @asynccontextmanager
-async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     url = request.getfixturevalue("redis_cluster_url")
     client: Any = redis.asyncio.RedisCluster.from_url(url.replace("redis+cluster://", "redis://"), max_connections=SIZE)
     await client.initialize()
@@ -376,20 +379,22 @@ async def async_redis_cluster_client(request: pytest.FixtureRequest) -> AsyncIte
 
 
 @asynccontextmanager
-async def aiobotocore_client(request: pytest.FixtureRequest) -> AsyncIterator[Environment]:
+async def aiobotocore_client(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     from aiobotocore.config import AioConfig
     from aiobotocore.session import get_session
 
     url = request.getfixturevalue("dynamodb_url")
     config = AioConfig(max_pool_connections=SIZE, connect_timeout=1, read_timeout=1)
-    async with get_session().create_client("dynamodb", config=config, **place_of(url)) as client:
+    async with get_session().create_client("dynamodb", config=config, **client_options(url)) as client:
 
         @asynccontextmanager
         async def hold() -> AsyncIterator[None]:
             # As requests do whose answers take long.
             (session,) = client._endpoint.http_session._sessions.values()
             connector, timeout = session.connector, session.timeout
-            made = session._request_class("GET", URL(place_of(url)["endpoint_url"]), loop=asyncio.get_running_loop())
+            made = session._request_class(
+                "GET", URL(client_options(url)["endpoint_url"]), loop=asyncio.get_running_loop()
+            )
             taken = [await connector.connect(made, [], timeout) for _ in range(SIZE)]
             try:
                 yield
@@ -412,12 +417,12 @@ ASYNC: Final = {
 }
 
 
-@pytest.mark.parametrize("place", ASYNC)
+@pytest.mark.parametrize("kind", ASYNC)
 def test_tasks_that_hold_everything_do_not_cost_a_claim(
-    place: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer], lease: float
+    kind: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer], lease: float
 ) -> None:
     async def story() -> None:
-        async with ASYNC[place](request) as (source, hold, url):
+        async with ASYNC[kind](request) as (source, hold, url):
             other, effects = observer(url), []
             guard = AsyncGuard(source, policy=Policy(lease=lease))
 
@@ -431,7 +436,7 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
             await guard.store.aclose()
             await guard.aclose()
 
-            assert (outcome.value, outcome.remembered, effects) == ("paid", True, ["paid"])
+            assert (outcome.value, outcome.recorded, effects) == ("paid", True, ["paid"])
             assert await asyncio.to_thread(other.replays, "paid")
 
     in_time(story())
@@ -439,8 +444,8 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
 
 def test_a_blocking_client_of_dynamodb_never_waits_for_a_connection(dynamodb_url: str) -> None:
     """So that it needs none for renewals: where all are in use, it opens one more."""
-    place: Any = place_of(dynamodb_url)
-    client: Any = boto3.client("dynamodb", config=Config(max_pool_connections=1), **place)
+    options: Any = client_options(dynamodb_url)
+    client: Any = boto3.client("dynamodb", config=Config(max_pool_connections=1), **options)
 
     assert client._endpoint.http_session._manager.connection_pool_kw.get("block", False) is False
     client.close()
@@ -517,7 +522,8 @@ def served(url: str) -> int:
     """How many connections the server has, but for the one that asks."""
     with psycopg.connect(url) as connection:
         found = connection.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"
         ).fetchone()
     assert found is not None
     return int(found[0])
@@ -550,7 +556,7 @@ def test_where_it_cannot_be_opened_nothing_runs_and_the_error_says_why(postgres_
         assert guard.read("charge", "pay_1") is None
         guard.close()
     assert ran == []
-    assert "the connection to renew claims, one beside the pool" in str(refusal.value)
+    assert "the connection for renewing claims" in str(refusal.value)
     assert "a store opens a connection of its own" in "".join(refusal.value.__notes__)
 
 
@@ -569,7 +575,7 @@ def test_it_is_opened_anew_after_the_server_has_closed_it(
         assert other.sees_three_leases()
         return "paid"
 
-    assert guard.run("charge", "pay_1", handler).remembered
+    assert guard.run("charge", "pay_1", handler).recorded
     guard.close()
 
 
@@ -590,7 +596,7 @@ def test_a_new_event_loop_has_one_of_its_own(
         """Nothing: it has been in another loop."""
 
     in_time(earlier())
-    assert in_time(guard.run("charge", "pay_1", handler)).remembered
+    assert in_time(guard.run("charge", "pay_1", handler)).recorded
     in_time(guard.aclose())
 
 
@@ -617,5 +623,5 @@ def test_a_forked_child_opens_one_of_its_own(
         assert other.sees_three_leases()
         return "paid"
 
-    assert guard.run("charge", "pay_1", handler).remembered
+    assert guard.run("charge", "pay_1", handler).recorded
     guard.close()

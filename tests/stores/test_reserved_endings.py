@@ -102,7 +102,7 @@ def test_ends_and_steps_are_told_while_tasks_hold_the_pool(way: str, request: py
             await asyncio.wait({task})
             await held.aclose()
 
-            assert outcome.remembered
+            assert outcome.recorded
             again = await guard.run("charge", "pay_1", pays)
             assert (again.replayed, again.value, effects) == (True, "paid", ["paid"])
             released = await guard.store.read(address("refund", "pay_1"))

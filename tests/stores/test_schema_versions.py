@@ -18,6 +18,7 @@ from onefold.stores.sql import records as _sql
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlite import SqliteStore
 from onefold.stores.sqlite.dialect import SQLITE
+from tests.stores.sql.versions import TOO_NEW
 
 # As version 1 made them, letter by letter; what is here must never be changed.
 VERSION_1 = """
@@ -120,7 +121,7 @@ def test_within_works_on_the_tables_of_the_version_before_and_leaves_them_as_the
 
 def test_a_version_that_is_not_usable_any_more_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE onefold_schema SET version = 4, usable_from = 3")
+        connection.execute(TOO_NEW)
 
     with Guard(f"sqlite:///{path}") as guard, pytest.raises(StoreUnavailable, match="Upgrade Onefold"):
         guard.run("charge", "new", lambda: pytest.fail("it ran"))

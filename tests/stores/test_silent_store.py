@@ -71,7 +71,7 @@ def test_a_step_whose_log_the_store_does_not_take_raises_when_its_lease_is_over(
         raise AssertionError("the step is not written down, and the handler goes on")
 
     async def story() -> None:
-        with pytest.raises(OutcomeUnknown, match=r"the step 'charge' has run.*not answered before the lease ended"):
+        with pytest.raises(OutcomeUnknown, match=r"the step 'charge' has run.*did not answer before the lease ended"):
             await AsyncGuard(store, policy=SHORT).run("order", "o1", handler)
 
     in_time(story())
@@ -87,7 +87,7 @@ def test_a_result_that_the_store_does_not_take_is_returned_when_its_lease_is_ove
     async def story() -> None:
         outcome = await AsyncGuard(store, policy=SHORT).run("order", "o1", handler)
 
-        assert (outcome.value, outcome.remembered) == ("done", False)
+        assert (outcome.value, outcome.recorded) == ("done", False)
 
     in_time(story())
 
@@ -120,8 +120,8 @@ def test_a_step_on_a_server_that_is_silent_raises_when_its_lease_is_over(
     address = str(request.getfixturevalue(DRIVERS[driver].database))
 
     async def story(proxy: Proxy) -> None:
-        async with DRIVERS[driver].opened(proxy.url()) as place:
-            guard = place.guard
+        async with DRIVERS[driver].opened(proxy.url()) as environment:
+            guard = environment.guard
 
             async def charge() -> str:
                 proxy.stall()
@@ -167,9 +167,9 @@ def test_a_renewal_that_hangs_keeps_no_claim_from_being_told_lost(
 ) -> None:
     caplog.set_level(logging.WARNING, "onefold")
 
-    def told(guard: Guard, key: str, words: str) -> Callable[[], bool]:
+    def told(guard: Guard, key: str, message: str) -> Callable[[], bool]:
         digest = guard.address("charge", key).digest
-        return lambda: any(digest in line and words in line for line in caplog.messages)
+        return lambda: any(digest in line and message in line for line in caplog.messages)
 
     with Guard(hanging, policy=Policy(lease=0.3)) as guard:
 

@@ -115,7 +115,10 @@ class TestProcesses:
 
         assert not kept(Contract(), promise)
 
-    def test_an_async_store_races_in_processes_too(self, tmp_path: Path) -> None:
+    def test_an_async_store_races_in_processes_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # In new processes, as with users.
+        monkeypatch.setattr("onefold.testing.promises._processes.START_METHOD", "spawn")
+
         class Contract(AsyncStoreContract):
             def open_store(self) -> AsyncFileStore:
                 return AsyncFileStore(tmp_path / "records")

@@ -20,8 +20,8 @@ from onefold import (
     TX,
     AsyncGuard,
     Guard,
+    Held,
     InProgress,
-    OnHold,
     Policy,
     State,
     StoreUnavailable,
@@ -206,7 +206,7 @@ class TestUse:
         with use(guard, "memory:"):
             assert guard.run("charge", "pay_1", lambda: 1).value == 1
 
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(UsageError, match=r"this guard is closed.*with onefold\.testing\.use\(guard, 'memory:'\)$"):
             guard.run("charge", "pay_1", lambda: 1)
 
     def test_a_blocking_guard_is_not_used_with_async_with(self) -> None:
@@ -415,7 +415,7 @@ class TestDeliverTwice:
             onefold_guard.run("charge", "pay_1", lambda: 1)
             return next(numbers)
 
-        with pytest.raises(AssertionError, match="the second delivery answered 1, and the first 0"):
+        with pytest.raises(AssertionError, match="the second delivery returned 1, but the first returned 0"):
             deliver_twice(consume)
 
     def test_a_result_that_was_not_kept_is_noticed(
@@ -483,7 +483,7 @@ class TestCrashAt:
             onefold_guard.run("charge", "pay_1", lambda: 1, policy=hold)
         onefold_clock.advance("31s")
 
-        with pytest.raises(OnHold):
+        with pytest.raises(Held):
             onefold_guard.run("charge", "pay_1", lambda: 1, policy=hold)
 
     def test_a_handler_that_raises_dies_before_its_release(self, onefold_guard: Guard, crash_at: CrashAt) -> None:
@@ -611,7 +611,7 @@ class TestCrashAt:
     ) -> None:
         guard = Guard(never_opened)
 
-        @guard.transactional("deposit", key="message", policy=Policy(remember=(ValueError,)))
+        @guard.transactional("deposit", key="message", policy=Policy(final_errors=(ValueError,)))
         def deposit(message: str, *, tx: sqlite3.Connection = TX) -> None:
             raise ValueError(message)
 
@@ -637,8 +637,32 @@ class TestCrashAt:
 
         with use(guard, f"sqlite:///{tmp_path}/shop.db"):
             deposit("msg_1")
-            with pytest.raises(AssertionError, match="nothing crashed"), crash_at(point, guard=guard):
+            with pytest.raises(AssertionError, match="deliver a new key"), crash_at(point, guard=guard):
                 assert deposit("msg_1") == 7
+
+    def test_the_guard_of_another_handler_is_named_with_the_argument_that_helps(
+        self, tmp_path: Path, crash_at: CrashAt
+    ) -> None:
+        guard = Guard(f"sqlite:///{tmp_path}/shop.db")
+
+        @guard.transactional("deposit", key="message")
+        def deposit(message: str, *, tx: sqlite3.Connection = TX) -> int:
+            return 7
+
+        for deliver in (lambda: deposit("msg_1"), lambda: guard.run("charge", "pay_1", lambda: 1)):
+            with (
+                pytest.raises(AssertionError, match=r"Nothing in the block used Guard\(.*pass the guard .* as guard="),
+                crash_at("after_handler"),
+            ):
+                deliver()
+        guard.close()
+
+    def test_what_is_no_guard_is_refused(self, crash_at: CrashAt) -> None:
+        with (
+            pytest.raises(UsageError, match=r"guard= is a str, not a guard: .* crash_at\('after_claim', guard\)"),
+            crash_at("after_claim", guard="memory:"),
+        ):
+            pytest.fail("it was taken")
 
     def test_of_a_transactional_handler_inside_of_another_nothing_is_left_of_both(
         self, tmp_path: Path, crash_at: CrashAt
@@ -737,7 +761,7 @@ class TestThePlugin:
                 assert deliver_twice(charge, "pay_1") == "pay_1"
 
             def test_a_crash_of_another_guard(onefold_async_guard, crash_at):
-                with pytest.raises(AssertionError, match="nothing crashed"):
+                with pytest.raises(AssertionError, match="Nothing in the block used AsyncGuard.*as guard="):
                     with crash_at("after_claim", guard=onefold_async_guard):
                         pass
             """

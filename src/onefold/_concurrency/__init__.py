@@ -1,1 +1,1 @@
-"""Survive interrupts and forks, and write what waits once for sync and async."""
+"""Survive interrupts and forks, and write waiting code once for sync and async."""

@@ -1,4 +1,4 @@
-"""Locks that are free in a forked child: whoever held one in the parent cannot release it there."""
+"""How often this process was forked, and locks that are free in a child, where nobody could release them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+# How many forks lie between the first process and this one. Reading it is free; asking for a pid is a system call.
+generation = 0
 
 # By owner: the attributes that hold its locks, and how each is created.
 _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
@@ -19,6 +22,8 @@ def set_lock(owner: Any, attribute: str, make: Callable[[], Any] = threading.Loc
 
 
 def _begin_anew() -> None:
+    global generation  # noqa: PLW0603 - a process has one
+    generation += 1
     for owner, locks in list(_owners.items()):
         for attribute, make in locks.items():
             setattr(owner, attribute, make())

@@ -2,7 +2,7 @@
 
 An operation of the guard's own store is sent again, so that it is not left half done: that is safe, because every
 operation is idempotent by its token. Inside a transaction nothing is ever sent again: the transaction may be over, and
-what follows would be committed by itself. There the delivery ends, and the store makes sure that nothing of it is
+a later statement would be committed by itself. There the delivery ends, and the store makes sure that nothing of it is
 committed.
 
 asyncio cancels a task once; anyio's cancel scopes, and so Starlette and FastAPI, cancel it again at each turn of the
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a cancelled task waits for what must not be interrupted. A database answers in milliseconds; the connection
-# to one that stays silent this long is closed, so that a timeout around a delivery ends it.
+# How long a cancelled task waits for work that must not be interrupted. A database answers in milliseconds; a
+# connection that stays silent this long is closed, so that a timeout around a delivery takes effect.
 CLEAN_UP_SECONDS: Final = 5.0
 
-# How often a sync operation is sent again after interrupts. Whoever presses Ctrl-C once more than that means it.
+# How often a sync operation is sent again after interrupts. One more Ctrl-C than that is meant seriously.
 SENT_AGAIN_MAX: Final = 3
 
 
 class NotAnswered(StoreUnavailable):
-    """The store was silent for as long as a claim was certainly still ours. It may have done what it was told."""
+    """The store was silent for as long as a claim was certainly still ours. The operation may have been applied."""
 
 
 class When(Enum):
@@ -47,11 +48,11 @@ class When(Enum):
 
     @property
     def is_inside(self) -> bool:
-        """Whether it was in its handler."""
+        """Return whether the interrupt came in the handler."""
         return self in (When.INSIDE, When.CANCELLED)
 
 
-# What to continue with after an operation: a reply or a failure, and an interrupt that came meanwhile.
+# The result of an operation: a reply or a failure, and an interrupt that came meanwhile.
 Answered = tuple[Any, Exception | None, BaseException | None]
 
 
@@ -71,31 +72,42 @@ def _came_from_outside(error: Exception, context: Any) -> bool:
     """Return whether an error of an operation is an interrupt: neither the database's own nor ours.
 
     A signal handler may raise any exception, at any moment: Celery's `SoftTimeLimitExceeded`, a timeout by SIGALRM. If
-    a store does not tell its errors from others, none of them counts as an interrupt.
+    a store does not distinguish its errors from others, none of them counts as an interrupt.
     """
     return hasattr(context.store, "knows") and not context.store.knows(error)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:
-    """Send it again, even if a further interrupt hits that: a signal may come twice, and a store answers at once.
+    """Send it again, even if interrupted once more: a signal may come twice, and a store answers at once.
 
     Only an interrupt ends the wait of a sync driver. So one that comes after CLEAN_UP_SECONDS does, and so does the one
     after SENT_AGAIN_MAX, however soon: an unknown claim stays until its lease ends.
     """
+    _let_go(interrupt)
     ends = time.monotonic() + CLEAN_UP_SECONDS
     for _ in range(SENT_AGAIN_MAX):
         try:
             return step.send(store), None, interrupt
         except Exception as failure:  # noqa: BLE001 - a failure is the answer
             return None, failure, interrupt
-        except BaseException:  # noqa: BLE001 - it is the first one that goes on
+        except BaseException:  # noqa: BLE001 - the first interrupt is the one to raise
             if time.monotonic() >= ends:
                 break
     raise interrupt
 
 
+def _let_go(interrupt: BaseException) -> None:
+    """Free what the interrupted operation held, such as its place in a pool: the traceback would keep it."""
+    trace = interrupt.__traceback__
+    while trace is not None:
+        # A frame that still runs is ours, or its caller's.
+        with suppress(RuntimeError):
+            trace.tb_frame.clear()
+        trace = trace.tb_next
+
+
 async def perform_async(step: Any, context: Any, interrupt: BaseException | None) -> Answered:
-    """Perform one operation asynchronously. `interrupt` is one that came before: then only the clean-up continues."""
+    """Perform one operation asynchronously. After an earlier `interrupt`, only the clean-up continues."""
     if context.joined and not step.outside:
         answered = await _ask_inside(step, context.store, interrupt)
         if answered[1] is not None and _came_from_outside(answered[1], context):
@@ -104,7 +116,7 @@ async def perform_async(step: Any, context: Any, interrupt: BaseException | None
     cancelled = cancellations()
     try:
         reply, failure = await _in_its_lease(step, context), None
-    except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+    except Exception as error:  # noqa: BLE001 - the flow knows its meaning
         reply, failure = None, error
     except BaseException as error:
         if not _may_be_repeated(step, context):
@@ -117,7 +129,7 @@ async def _in_its_lease(step: Any, context: Any) -> Any:
     """Await an operation on live claims, for as long as they are certainly ours.
 
     A silent server goes unnoticed until its connection breaks, which may take a quarter of an hour. A request that is
-    sent too late is waited for like a clean-up.
+    sent too late is bounded like a clean-up.
     """
     # One step, or those of a batch; a claim that is yet to be made has no lease.
     claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
@@ -132,21 +144,21 @@ async def _in_its_lease(step: Any, context: Any) -> Any:
     except TimeoutError as error:
         if not bound.expired():
             raise
-        raise NotAnswered("the store has not answered before the lease ended") from error
+        raise NotAnswered("the store did not answer before the lease ended") from error
 
 
 def unmasked(error: BaseException | None, before: int) -> BaseException | None:
-    """Return the cancellation that a driver has turned into an error: it would be retried as a lost connection."""
+    """Return a cancellation that a driver has turned into an error: it would be retried as a lost connection."""
     cancelled = _swallowed(before) if error is None or isinstance(error, Exception) else None
     if cancelled is None:
         return error
-    # Not its cause, which says why a transaction is retried.
+    # Not as its cause, which says why a transaction is retried.
     cancelled.__context__ = error
     return cancelled
 
 
 async def heard(coroutine: Awaitable[T]) -> T:
-    """Await something in which a client library may swallow a cancellation, and raise the cancellation after it."""
+    """Await a call in which a client library may swallow a cancellation, and re-raise that afterwards."""
     before = cancellations()
     found = await coroutine
     swallowed = _swallowed(before)
@@ -159,7 +171,11 @@ def cancellations() -> int:
     """Return how often this task was asked to cancel."""
     import asyncio
 
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        # In a child that a handler has forked: the event loop is its parent's.
+        return 0
     return 0 if task is None else task.cancelling()
 
 
@@ -171,7 +187,7 @@ def _swallowed(before: int) -> BaseException | None:
 
 
 def is_in_process(store: Any) -> bool:
-    """Return whether its operations never wait, so that they can neither be cancelled nor take long."""
+    """Return whether the store's operations never wait, and so can neither be cancelled nor take long."""
     return bool(getattr(store, "in_process", False))
 
 
@@ -198,10 +214,10 @@ async def _ask_inside(step: Any, store: Any, interrupt: BaseException | None) ->
     if interrupt is not None and not step.cleans_up:
         raise interrupt
     if is_in_process(store):
-        # It never waits, so no cancellation can come between.
+        # It never waits, so no cancellation can come in between.
         try:
             return await step.send(store), None, None
-        except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
             return None, error, None
     task, stop = await in_one_piece(step.send(store), store.abandon, finish=step.cleans_up)
     if stop is not None and not (step.cleans_up and task.done()):
@@ -220,10 +236,10 @@ def _result(task: Any, interrupt: BaseException | None) -> tuple[Any, Exception 
 
 
 def struck(error: Exception, handed: BaseException | None, context: Any, *, answered: bool) -> bool:
-    """Return whether an error that ends a delivery inside a transaction has interrupted it, so that a record may exist.
+    """Return whether an error that ends a delivery inside a transaction interrupted it, so that a record may exist.
 
-    `handed` is the handler's own, after which its record was removed; `answered` says that the delivery was answered
-    from the existing record, with an error of any class.
+    `handed` is the handler's own error, after which its record was removed; `answered` says that the delivery was
+    answered from the existing record, with an error of any class.
     """
     if handed is not None and (handed is error or handed is error.__cause__):
         return False
@@ -231,9 +247,9 @@ def struck(error: Exception, handed: BaseException | None, context: Any, *, answ
 
 
 def spoil(context: Any, interrupt: BaseException, ended: Any) -> None:
-    """Make sure, after an interrupt inside a transaction, that nothing that was written in it can be committed.
+    """Make sure, after an interrupt inside a transaction, that nothing written in it can be committed.
 
-    `ended` is how the handler ended, if it has run. The store knows what an interrupt of the handler itself means.
+    `ended` is how the handler ended, if it has run. The store knows what an interrupt in the handler means.
     """
     if context.joined:
         when = _when(interrupt, ended)
@@ -254,7 +270,7 @@ async def spoil_async(context: Any, interrupt: BaseException, ended: Any) -> Non
 
 
 async def _spoiled(context: Any, when: When) -> None:
-    # Checked first: it depends on what runs around us here.
+    # Looked up first: it depends on the current context.
     around = context.transaction_around
     await context.store.spoil(when)
     if around is not None:
@@ -273,7 +289,7 @@ async def in_one_piece(
     """Await work in its own task; return that task, and the caller's cancellation, if one came.
 
     A cancellation reaches the work once, or with `finish` not at all. If the work has not ended after CLEAN_UP_SECONDS,
-    `abandon` has to make sure, without waiting, that it has no effect, and the work is left to itself.
+    `abandon` has to make sure, without waiting, that the work has no effect, and the task is left alone.
     """
     import asyncio
 
@@ -292,7 +308,7 @@ async def in_one_piece(
 
 
 async def ended(task: asyncio.Task[Any]) -> bool:
-    """Wait for a task, whatever cancels the waiting one; False: it has not ended within CLEAN_UP_SECONDS."""
+    """Wait for a task despite cancellations; return False if it has not ended within CLEAN_UP_SECONDS."""
     import asyncio
 
     clock = asyncio.get_running_loop().time
@@ -301,7 +317,7 @@ async def ended(task: asyncio.Task[Any]) -> bool:
         try:
             await asyncio.wait({task}, timeout=left)
         except asyncio.CancelledError:
-            # The caller has one already, and raises it.
+            # The caller already holds one cancellation, and raises it.
             continue
     return task.done()
 
@@ -324,7 +340,7 @@ def leave(task: asyncio.Task[Any]) -> None:
 
 
 def read(task: asyncio.Task[Any]) -> None:
-    """Retrieve how a task has ended, so that asyncio does not complain that nobody has."""
+    """Retrieve a task's result, so that asyncio does not warn about an exception that was never retrieved."""
     if task.done() and not task.cancelled():
         task.exception()
 
@@ -337,7 +353,7 @@ async def closed_for_sure(close: Callable[[], Awaitable[None]], abandon: Callabl
     """Close a connection gracefully; at once, if that fails or is cancelled."""
     try:
         await close()
-    except Exception:  # noqa: BLE001 - closing what may be broken: there is nobody whom its error would help
+    except Exception:  # noqa: BLE001 - closing a connection that may be broken: its error would help nobody
         abandon()
     except BaseException:
         abandon()

@@ -1,7 +1,7 @@
 """Run many deliveries at once: one round trip claims them, one ends them, and the handler is called for each.
 
-The rules are those of `claim`: each message has a flow of its own, and what the flows ask of the store at the same
-point is asked together. One message never fails its neighbours: each gets its own outcome or error, in order.
+The rules are those of `claim`: each message has a flow of its own, and requests that the flows make at the same point
+are sent together. One message never fails its neighbours: each gets its own outcome or error, in order.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from onefold._concurrency.generators import Flow
+from onefold._concurrency.users_errors import as_raised
 from onefold._delivery import decide as _decide
-from onefold._delivery.claim import RETRY_AFTER, claim_of, close, deliver, win, without_store
+from onefold._delivery.claim import RETRY_AFTER, deliver, win, without_store
+from onefold._delivery.close import close
 from onefold._delivery.decide import Then
 from onefold._delivery.seen import look
 from onefold._delivery.steps import (
@@ -23,7 +26,6 @@ from onefold._delivery.steps import (
     ClosingAll,
     Ended,
     Extending,
-    Flow,
     Running,
     Step,
     StoreStep,
@@ -34,7 +36,7 @@ from onefold._model import Address, Entry, Outcome
 from onefold.errors import InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
 
-# Bounds one round trip: larger batches are taken in batches of this size.
+# Bounds one round trip: larger batches are split into parts of this size.
 BATCH_MAX: Final = 1_000
 
 Result = Outcome[Any] | Exception
@@ -56,17 +58,17 @@ class Part(msgspec.Struct):
 
 
 def deliver_all(deliveries: Sequence[Delivery | Exception], *, batching: bool) -> Flow[list[Result]]:
-    """Return outcomes or errors in the order of the works; an exception in place of a work stays where it is."""
+    """Return outcomes or errors in the order of the deliveries; an exception in place of a delivery stays there."""
     parts: dict[Address, Part] = {}
     for delivery in deliveries:
         if isinstance(delivery, Delivery) and delivery.request.address not in parts:
             parts[delivery.request.address] = Part(delivery, _begin(delivery))
     if batching:
         yield from _together(parts.values(), Claiming, ClaimingAll)
-        # If the store did not answer, everything that may have been written is taken back in one round trip too.
+        # If the store did not answer, all claims that may have been written are taken back in one round trip too.
         yield from _together(parts.values(), Closing, ClosingAll)
         won = [cast("Over", part.at).value[0] for part in parts.values() if _has_won(part.at)]
-        yield Watching([claim_of(entry) for entry in won])
+        yield Watching([entry.as_claim() for entry in won])
     interrupt = yield from _run_each(parts.values(), batching=batching)
     if batching:
         yield from _together(parts.values(), Closing, ClosingAll)
@@ -82,9 +84,9 @@ def deliver_all(deliveries: Sequence[Delivery | Exception], *, batching: bool) -
 def _begin(delivery: Delivery) -> Flow[Any]:
     if delivery.policy.mode == "seen":
         return _look(delivery)
-    # Under `rerun` it hardly matters whether a handler had started; otherwise it is worth a round trip.
+    # Under `rerun` it hardly matters whether a handler had started; otherwise knowing it is worth a round trip.
     policy = delivery.policy
-    return win(delivery, unstarted=policy.after_crash != "rerun" or policy.attempts_max == 1)
+    return win(delivery, unstarted=policy.after_crash != "rerun" or policy.max_attempts == 1)
 
 
 def _look(delivery: Delivery) -> Flow[tuple[Outcome[Any], Then]]:
@@ -95,7 +97,7 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
     """Call the handlers in order, and leave each part with the flow that closes it.
 
     Return an interrupt, if one came: the message that it hit is closed by the rules, and those that had not started are
-    given back.
+    released.
     """
     interrupt: BaseException | None = None
     for part in parts:
@@ -118,9 +120,9 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
         else:
             part.flow = _ended(over)
         part.at = None
-        # A batch shares its last round trip; a probe that has to be asked before it is asked now. A run that a crash
-        # has left behind is recorded separately and at once: a message that kills its worker must not take its
-        # neighbours along again and again.
+        # A batch shares its last round trip; a probe that has to be asked before is asked now. A run that a crash has
+        # left behind is recorded separately and at once: a message that kills its worker must not take its neighbours
+        # along again and again.
         at = yield from _alone(part, until=Closing if batching and not suspect else Over)
         interrupt = interrupt or (_interrupt(at.error) if isinstance(at, Over) else None)
     return interrupt
@@ -128,7 +130,7 @@ def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | 
 
 def _run(delivery: Delivery, entry: Entry, then: Then) -> Flow[tuple[Flow[Any], BaseException | None]]:
     """Call one handler; return the flow that closes its record, and the interrupt that hit it."""
-    claim = claim_of(entry)
+    claim = entry.as_claim()
     if then is Then.ASK:
         over = yield from _alone(Part(delivery, deliver(delivery, (entry, then))))
         return _ended(over), _interrupt(over.error)
@@ -161,13 +163,20 @@ def _together(parts: Iterable[Part], kind: type[StoreStep], all_at_once: type[Cl
         return
     try:
         replies = yield all_at_once([cast("Any", part.at) for part in asking])
-    except Exception as error:  # noqa: BLE001 - each flow knows what it means there
+    except Exception as error:  # noqa: BLE001 - each flow knows its meaning
         for part in asking:
-            # One for each: a note that one message's flow adds to its error must not appear on another's.
-            part.at = _advance(part.flow, failure=copy.copy(error))
+            part.at = _advance(part.flow, failure=_copied(error))
     else:
         for part, reply in zip(asking, replies, strict=True):
             part.at = _advance(part.flow, reply)
+
+
+def _copied(error: Exception) -> Exception:
+    """Return a copy: a note that the flow of one message adds to its error must not appear on that of another."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 - its class wants other arguments than it keeps
+        return error
 
 
 def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
@@ -177,7 +186,7 @@ def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
     while not isinstance(part.at, (Over, until)):
         try:
             reply = yield part.at
-        except Exception as error:  # noqa: BLE001 - the flow knows what it means there
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
             part.at = _advance(part.flow, failure=error)
         else:
             part.at = _advance(part.flow, reply)
@@ -186,11 +195,12 @@ def _alone(part: Part, until: type[Step | Over] = Over) -> Flow[Any]:
 
 def _advance(flow: Flow[Any], reply: Any = None, failure: Exception | None = None) -> Step | Over:
     try:
-        return flow.send(reply) if failure is None else flow.throw(failure)
+        step: Step = flow.send(reply) if failure is None else flow.throw(failure)
     except StopIteration as end:
         return Over(value=end.value)
     except BaseException as error:  # noqa: BLE001 - one message's error is its own result
-        return Over(error=error)
+        return Over(error=as_raised(error))
+    return step
 
 
 def _ended(over: Over) -> Flow[Any]:

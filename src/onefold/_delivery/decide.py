@@ -1,8 +1,7 @@
 """Every decision about a delivery is a row in a table here. Pure: no I/O, no clock, no random.
 
-`FOUND` says what follows from the record that a delivery finds, `AFTER` what follows from how its handler ended,
-`PROBED` what follows from a probe's answer. The first matching row decides, by the finder's policy. The diagram in
-`docs/concepts.md` is generated from these tables.
+`FOUND` decides by the record that a delivery finds, `AFTER` by how its handler ended, `PROBED` by a probe's answer. The
+first matching row decides, by the finder's policy. The diagram in `docs/concepts.md` is generated from these tables.
 """
 
 from __future__ import annotations
@@ -14,27 +13,32 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from onefold._concurrency.users_errors import class_name, line_of
 from onefold._delivery import earlier_ending
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
 from onefold._fingerprint import Compared, compare
 from onefold._model import (
-    Answer,
     DeliveryRequest,
     Done,
     Entry,
-    ErrorKinds,
     NotDone,
-    Policy,
+    ProbeAnswer,
     Record,
     Released,
     State,
     Unknown,
 )
+from onefold._model.policy import ErrorKinds, Policy
+from onefold._model.remarks import RELEASED, earlier_in, saying
 from onefold.errors import ClaimLost, OutcomeUnknown
 
 # Stands for a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
 UNSTARTED: Final = b"\xc0"
 STARTED: Final = b"\x80"
+
+
+# It can be a whole response: a table of held records shows it, and every store has to keep it.
+ERROR_TEXT_MAX: Final = 500
 
 
 class Then(enum.Enum):
@@ -46,7 +50,7 @@ class Then(enum.Enum):
     REPLAY = "replay the result"
     REPLAY_ERROR = "replay the error"
     REFUSE_REUSED = "refuse: KeyReused"
-    REFUSE_HELD = "refuse: OnHold"
+    REFUSE_HELD = "refuse: Held"
     REFUSE_RUNNING = "wait within policy.wait, then refuse: InProgress"
     FINISH = "finish"
     FAIL = "remember the error"
@@ -110,7 +114,7 @@ def has_probe(_found: Record, _request: DeliveryRequest, policy: Policy) -> bool
 
 
 def used_up(found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
-    return starts(found) >= policy.attempts_max
+    return starts(found) >= policy.max_attempts
 
 
 def too_old(found: Record, _request: DeliveryRequest, policy: Policy) -> bool:
@@ -145,7 +149,7 @@ def decide(found: Record, request: DeliveryRequest, policy: Policy) -> Then:
     """Decide what to do with a delivery that finds this record."""
     if found.is_expired:
         return Then.RUN
-    if reused(found.fingerprint, request.fingerprint):
+    if found.fingerprint != request.fingerprint and reused(found.fingerprint, request.fingerprint):
         return Then.REFUSE_REUSED
     for row in _BY_STATE[found.state]:
         if row.holds(found, request, policy):
@@ -159,7 +163,7 @@ def reused(found: bytes | None, request: bytes | None) -> bool:
 
 
 def uncompared(found: bytes | None, request: bytes | None) -> bool:
-    """Return whether another payload could go unnoticed: an argument was renamed, or another function made it."""
+    """Return whether another payload could go unnoticed: an argument was renamed, or another function wrote it."""
     return found != request and compare(found, request) is Compared.UNKNOWN
 
 
@@ -189,8 +193,8 @@ def interrupted(error: BaseException | None, _policy: Policy, _steps: StepsLeft 
     return not isinstance(error, Exception)
 
 
-def remembered(error: BaseException | None, policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
-    return isinstance(error, Exception) and is_one_of(error, policy.remember)
+def is_final(error: BaseException | None, policy: Policy, _steps: StepsLeft = NONE_LEFT) -> bool:
+    return isinstance(error, Exception) and is_one_of(error, policy.final_errors)
 
 
 def step_under_way(_error: BaseException | None, _policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
@@ -198,7 +202,7 @@ def step_under_way(_error: BaseException | None, _policy: Policy, steps: StepsLe
 
 
 def is_ambiguous(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_LEFT) -> bool:
-    return bool(steps.interrupted) or is_one_of(error, (*policy.unknown, OutcomeUnknown))
+    return bool(steps.interrupted) or is_one_of(error, (*policy.ambiguous_errors, OutcomeUnknown))
 
 
 def _when(kind: Callable[[BaseException | None, Policy, StepsLeft], bool], *ways: str) -> Callable[..., bool]:
@@ -206,14 +210,14 @@ def _when(kind: Callable[[BaseException | None, Policy, StepsLeft], bool], *ways
     return lambda error, policy, steps: kind(error, policy, steps) and rules(policy)
 
 
-UNKNOWN: Final = "raised an error listed in `unknown`, or after a step was interrupted"
+UNKNOWN: Final = "raised an error listed in `ambiguous_errors`, or after a step was interrupted"
 
 
 AFTER = (
     After("returned", "any", returned, Then.FINISH, State.DONE),
     After("found its claim lost", "any", claim_lost, Then.LEAVE, State.RUNNING),
-    After("raised an error listed in `remember`", "any", remembered, Then.FAIL, State.FAILED),
-    # It is still running: its entry can be kept in the log, and nobody may run it concurrently, nor ask about it yet.
+    After("raised an error listed in `final_errors`", "any", is_final, Then.FAIL, State.FAILED),
+    # The step is still running: its entry can still be logged, and nobody may run it concurrently, nor probe it yet.
     After("raised while a step was under way", "any", step_under_way, Then.LEAVE, State.RUNNING),
     After("was cancelled", "rerun", _when(interrupted, "rerun"), Then.RELEASE, State.OPEN),
     After("was cancelled", "hold, skip, a probe", interrupted, Then.LEAVE, State.RUNNING),
@@ -243,17 +247,17 @@ def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:
     return any(kind in names for kind in kinds if isinstance(kind, str))
 
 
-PROBED: dict[type[Answer], tuple[Then, State]] = {
+PROBED: dict[type[ProbeAnswer], tuple[Then, State]] = {
     Done: (Then.FINISH, State.DONE),
     NotDone: (Then.RUN, State.RUNNING),
     Unknown: (Then.HOLD, State.HELD),
 }
 
 
-def probed(answer: Answer, attempt: int, policy: Policy) -> Then:
+def probed(answer: ProbeAnswer, attempt: int, policy: Policy) -> Then:
     """Decide what to do after the probe's answer, when the handler has started `attempt` times."""
     then = PROBED[type(answer)][0]
-    return Then.HOLD if then is Then.RUN and attempt >= policy.attempts_max else then
+    return Then.HOLD if then is Then.RUN and attempt >= policy.max_attempts else then
 
 
 def new_entry(request: DeliveryRequest, policy: Policy, token: bytes) -> Entry:
@@ -285,9 +289,10 @@ def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Po
     if found is None or then is Then.RUN:
         return new
     if then is Then.RUN_AGAIN:
-        return earlier_ending.carrying(new, found)
+        return change(earlier_ending.carrying(new, found), remark=earlier_in(found.remark))
     kept = change(
         new,
+        remark=earlier_in(found.remark),
         attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,
@@ -298,31 +303,45 @@ def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Po
     if then is Then.HOLD:
         # The owner's token stays: a slow owner that succeeds after all still turns held into done.
         return change(
-            kept, state=State.HELD, token=found.token, lease=0.0, ttl=math.inf, remark=why_held(found, policy)
+            kept,
+            state=State.HELD,
+            token=found.token,
+            lease=0.0,
+            ttl=math.inf,
+            remark=why_held(found, policy) + kept.remark,
         )
     if then is Then.SKIP:
-        remark = f"skipped: attempt {starts(found)} was abandoned"
+        remark = f"skipped: attempt {starts(found)} was abandoned{kept.remark}"
         return change(kept, state=State.DONE, lease=0.0, ttl=policy.keep, notes=None, omitted=True, remark=remark)
     # Asking a probe is not a start: the attempt is counted when the handler starts.
     return kept if then is Then.ASK else change(kept, attempt=starts(found) + 1)
 
 
 def starts(found: Record) -> int:
-    """Return how often a handler has started: all attempts, except one that a batch has claimed and not started yet."""
+    """Return how often a handler has started: all attempts, except one claimed by a batch and not started yet."""
     return found.attempt - 1 if found.notes == UNSTARTED else found.attempt
 
 
 def why_held(found: Record, policy: Policy) -> str:
     """Explain, for people, what led to the hold."""
     if found.age >= policy.rerun_within:
-        return f"attempt {starts(found)} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
+        why = f"attempt {starts(found)} left no answer, and rerun_within={policy.rerun_within:g}s has passed"
+        was_released = found.state is State.OPEN and found.remark.startswith(RELEASED)
+        return f"{why}; it ended in {found.latest_remark.removeprefix(RELEASED)}" if was_released else why
     if policy.after_crash == "rerun":
-        return f"all {starts(found)} attempts were abandoned, and attempts_max={policy.attempts_max}"
+        return f"all {starts(found)} attempts were abandoned, and max_attempts={policy.max_attempts}"
     return f"attempt {starts(found)} was abandoned: its lease ended without an answer"
 
 
+def error_text(error: BaseException | None, policy: Policy) -> str:
+    """Return the end of a remark: what the handler's error says, if the policy allows that."""
+    if error is None or not policy.keep_error_text:
+        return ""
+    return saying(line_of(error, ERROR_TEXT_MAX))
+
+
 def ttl_running(policy: Policy) -> float:
-    """Return how long a running record is kept. One that may end up held must not disappear before."""
+    """Return how long a running record is kept. One that may become held must not disappear before."""
     if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
         return policy.lease + policy.keep
     return math.inf
@@ -340,16 +359,17 @@ def released(
         ttl=math.inf if provider_forgets else policy.keep,
         attempt=entry.attempt,
         notes=notes,
-        remark=f"released: {type(error).__name__}",
+        remark=f"{RELEASED}{class_name(error)}{error_text(error, policy)}{earlier_in(entry.remark)}",
     )
 
 
 def released_unstarted(entry: Entry, policy: Policy) -> Released | None:
-    """Return what is left of a claim whose handler was not started: the state before it, if there was one."""
+    """Return the release of a claim whose handler was not started: the state before it, if there was one."""
     if entry.attempt <= 1 and entry.notes in (None, UNSTARTED) and not entry.bypasses:
         return None
     ttl = policy.keep if math.isinf(policy.rerun_within) else math.inf
-    return Released(ttl=ttl, attempt=entry.attempt - 1, notes=entry.notes, remark="interrupted before it started")
+    remark = f"interrupted before it started{earlier_in(entry.remark)}"
+    return Released(ttl=ttl, attempt=entry.attempt - 1, notes=entry.notes, remark=remark)
 
 
 def change(entry: Entry, **fields: object) -> Entry:

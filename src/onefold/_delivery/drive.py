@@ -1,27 +1,32 @@
 """Perform the steps of a flow: one driver blocks, the other awaits.
 
 A flow is a generator: it yields a step and is sent the reply. `drive` performs steps blocking, `drive_async` awaiting;
-nothing else in the rules tells them apart. What a store raises is thrown into the flow; what a handler raises is
+the rules see no other difference. What a store raises is thrown into the flow; what a handler raises is
 data (`Ended`), because it is the user's and must surface unmasked.
 
 An interrupt (KeyboardInterrupt, a cancelled task) that hits an operation of the guard's own store must not leave it
 half done: the operation is sent again, which is safe because every operation is idempotent by its token, and the
 interrupt propagates after the clean-up. Inside a transaction nothing is ever sent again: the transaction may be over,
-and what follows would be committed by itself. There the flow is abandoned, and the store makes sure that nothing of it
-can be committed.
+and a later statement would be committed by itself. There the flow is abandoned, and the store makes sure that nothing
+of it can be committed.
+
+If a handler forks, its child may return here as well. The claim and the transaction are the parent's: the child leaves
+them alone.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from onefold._concurrency import forks
+from onefold._concurrency.generators import Flow
 from onefold._concurrency.interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
+from onefold._concurrency.users_errors import as_raised
 from onefold._delivery.steps import (
     Ended,
-    Flow,
     LeaseLeft,
     Left,
     Pausing,
@@ -34,20 +39,31 @@ from onefold._delivery.steps import (
 )
 from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
 from onefold._model import Claim, Record
+from onefold.errors import UsageError
 
 T = TypeVar("T")
 
+# A handler that has not returned.
+NOTHING: Final = object()
 
-class DriverContext(Protocol):
-    """The needs of a driver: the guard's store and heartbeat, and the way in and out of a handler."""
+IN_A_CHILD: Final = (
+    "a handler has forked, and the child process returned from it, too. The delivery belongs to the parent, and the "
+    "child has not touched it. End the child in the handler, with os._exit()"
+)
+
+
+class SupportsDriving(Protocol):
+    """Declare what the drivers use of a `DeliveryContext`: store, heartbeat, and the way in and out of a handler."""
 
     store: Any
     # Sync or async, like the driver; None inside a transaction, where there is no claim to keep alive.
     heartbeat: Any
+    # Deliveries inside the handler, on its transaction; None without one.
+    nest: Any
 
     @property
     def joined(self) -> bool:
-        """Whether the store works inside a transaction; then it can `spoil` it, and if async also `abandon` it."""
+        """Return whether the store works inside a transaction; then it has `spoil`, and if async also `abandon`."""
 
     @property
     def transaction_around(self) -> Any:
@@ -58,11 +74,8 @@ class DriverContext(Protocol):
     def leave(self, current: Any) -> Left: ...
     def put_back(self, around: Any, current: Any) -> Left: ...
 
-    # Deliveries inside the handler, on its transaction; None without one.
-    nest: Any
 
-
-def drive(flow: Flow[T], context: DriverContext) -> T:
+def drive(flow: Flow[T], context: SupportsDriving) -> T:
     """Perform a flow's steps synchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -70,8 +83,9 @@ def drive(flow: Flow[T], context: DriverContext) -> T:
     ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
+    generation = forks.generation
     try:
-        while True:
+        while ran is None or forks.generation == generation:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
             if isinstance(step, StoreStep):
@@ -81,6 +95,7 @@ def drive(flow: Flow[T], context: DriverContext) -> T:
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context)
+                interrupt = interrupt or ran.interrupt
             elif isinstance(step, Pausing):
                 reply = _pause(step.seconds, interrupt)
             else:
@@ -92,12 +107,10 @@ def drive(flow: Flow[T], context: DriverContext) -> T:
         handed = None if ran is None else ran.error
         if struck(error, handed, context, answered=isinstance(reply, Record)):
             spoil(context, error, ran)
-        # A generator cannot raise StopIteration, but a handler can; it must surface unchanged. From a probe it is the
-        # cause of an error of ours.
-        ended_so = isinstance(handed, StopIteration) and isinstance(error, RuntimeError) and error.__cause__ is handed
-        if interrupt is None and not ended_so:
+        raised = error if error is handed else as_raised(error)
+        if interrupt is None and raised is error:
             raise
-        interrupt = interrupt or handed
+        interrupt = interrupt or raised
     except BaseException as error:
         spoil(context, error, ran)
         raise
@@ -105,11 +118,15 @@ def drive(flow: Flow[T], context: DriverContext) -> T:
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
-    assert interrupt is not None
-    raise interrupt
+    raise _of_a_child(ran) if interrupt is None else interrupt
 
 
-async def drive_async(flow: Flow[T], context: DriverContext) -> T:
+def _of_a_child(ran: Ended | None) -> BaseException:
+    """Return what ends a delivery in a child that its handler has forked."""
+    return UsageError(IN_A_CHILD) if ran is None or ran.error is None else ran.error
+
+
+async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
     """Perform a flow's steps asynchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -117,8 +134,9 @@ async def drive_async(flow: Flow[T], context: DriverContext) -> T:
     ran: Ended | None = None
     watched: list[Claim] = []
     sent = 0.0
+    generation = forks.generation
     try:
-        while True:
+        while ran is None or forks.generation == generation:
             step = flow.send(reply) if failure is None else flow.throw(failure)
             failure = None
             if isinstance(step, StoreStep):
@@ -128,6 +146,7 @@ async def drive_async(flow: Flow[T], context: DriverContext) -> T:
                 interrupt = interrupt or stop
             elif isinstance(step, Running):
                 reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context)
+                interrupt = interrupt or ran.interrupt
             elif isinstance(step, Pausing):
                 reply = await _pause_async(step.seconds, interrupt)
             else:
@@ -147,10 +166,10 @@ async def drive_async(flow: Flow[T], context: DriverContext) -> T:
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
-    raise interrupt
+    raise _of_a_child(ran) if interrupt is None else interrupt
 
 
-def _lease(step: Step, context: DriverContext, watched: list[Claim], sent: float) -> float | None:
+def _lease(step: Step, context: SupportsDriving, watched: list[Claim], sent: float) -> float | None:
     """Perform a step about time: the heartbeat knows how long a lease is certainly still ours."""
     if isinstance(step, Watching):
         watched.extend(step.claims)
@@ -163,20 +182,21 @@ def _lease(step: Step, context: DriverContext, watched: list[Claim], sent: float
     return context.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 
 
-def _run(step: Running, context: DriverContext) -> Ended:
+def _run(step: Running, context: SupportsDriving) -> Ended:
     current, started, around = None, False, context.around()
+    value: Any = NOTHING
     try:
         current, started = context.enter(step), True
         try:
             value = step.call(current) if step.probing else step.call()
-        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+        except BaseException as error:  # noqa: BLE001 - the user's own error, passed on unchanged
             return _raised(error, context.leave(current))
         return _returned(step, value, context.leave(current))
-    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return _raised(error, context.put_back(around, current), started=started)
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out
+        return _interrupted(step, value, error, context.put_back(around, current), started=started)
 
 
-async def _run_async(step: Running, context: DriverContext) -> Ended:
+async def _run_async(step: Running, context: SupportsDriving) -> Ended:
     ended = await _call_async(step, context)
     if context.nest is None:
         return ended
@@ -184,26 +204,28 @@ async def _run_async(step: Running, context: DriverContext) -> Ended:
     return ended if error is ended.error else msgspec.structs.replace(ended, error=error)
 
 
-async def _call_async(step: Running, context: DriverContext) -> Ended:
+async def _call_async(step: Running, context: SupportsDriving) -> Ended:
     current, started, around = None, False, context.around()
     token = step.entry.token if step.entry is not None and step.cancel_when_lost else None
     before = cancellations() if context.joined else 0
+    value: Any = NOTHING
+    awaits = False
     try:
         current, started = context.enter(step), True
         if token is not None:
             context.heartbeat.cancel_when_lost(token)
         try:
-            value = step.call(current) if step.probing else step.call()
-            awaits = hasattr(value, "__await__")
-            if awaits:
-                value = await value
-        except BaseException as error:  # noqa: BLE001 - the user's own, handed on as it is
+            returned = step.call(current) if step.probing else step.call()
+            awaits = hasattr(returned, "__await__")
+            value = await returned if awaits else returned
+        except BaseException as error:  # noqa: BLE001 - the user's own error, passed on unchanged
             if token is not None:
                 return _raised(context.heartbeat.rescue(token, error), context.leave(current))
             return _raised(unmasked(error, before) if context.joined else error, context.leave(current))
         return _returned(step, value, context.leave(current), is_async=awaits)
-    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out: as if the handler had raised it
-        return _raised(error, context.put_back(around, current), started=started)
+    except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out
+        left = context.put_back(around, current)
+        return _interrupted(step, value, error, left, started=started, is_async=awaits)
 
 
 def _returned(step: Running, value: Any, left: Left, *, is_async: bool = False) -> Ended:
@@ -213,12 +235,21 @@ def _returned(step: Running, value: Any, left: Left, *, is_async: bool = False) 
     return Ended(value=value, error=error, notes=left[0], steps=left[1])
 
 
+def _interrupted(
+    step: Running, value: Any, error: BaseException, left: Left, *, started: bool, is_async: bool = False
+) -> Ended:
+    """Return the ending after an interrupt around a handler: its value, if it has returned, or else the interrupt."""
+    if value is NOTHING:
+        return _raised(error, left, started=started)
+    return msgspec.structs.replace(_returned(step, value, left, is_async=is_async), interrupt=error)
+
+
 def _raised(error: BaseException | None, left: Left, *, started: bool = True) -> Ended:
     return Ended(error=error, notes=left[0], started=started, steps=left[1])
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:
-    """Sleep, and return how long it took. After an interrupt, do not wait."""
+    """Sleep, and return how long it took. After an interrupt, raise it instead."""
     if interrupt is not None:
         raise interrupt
     began = time.monotonic()

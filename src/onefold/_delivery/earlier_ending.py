@@ -32,7 +32,7 @@ class Earlier(msgspec.Struct, frozen=True, array_like=True):
 
 
 def carrying(entry: Entry, found: Record) -> Entry:
-    """Add to a bypass's entry what it found, and the steps that a failed bypass of the same number has finished."""
+    """Add to a bypass's entry the outcome that it found, and the finished steps of an equal, failed bypass."""
     ended = finished(found) or found
     earlier = Earlier(
         ended.state, ended.ttl_left, ended.age, ended.attempt, ended.omitted, ended.remark, ended.fingerprint

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
 from onefold._delivery.batch import BATCH_MAX
 from onefold._delivery.joined import insert
-from onefold._delivery.steps import Claiming, ClaimingAll, Flow, Spoiling
+from onefold._delivery.steps import Claiming, ClaimingAll, Spoiling
 from onefold._delivery.work import Delivery, refused
 from onefold._model import Address, Entry, Fresh
 from onefold.errors import KeyReused, OnefoldError, ResultUnreadable
@@ -25,14 +26,14 @@ Verdict = bool | Exception
 
 
 def sort_out_all(messages: Sequence[M], deliveries: Sequence[Delivery | Exception]) -> Flow[Fresh[M]]:
-    """Sort out a batch of any size, in batches of at most BATCH_MAX messages."""
+    """Sort out a batch of any size, in parts of at most BATCH_MAX messages."""
     verdicts: list[Verdict] = []
     for start in range(0, len(deliveries), BATCH_MAX):
         try:
             verdicts += yield from sort_out(deliveries[start : start + BATCH_MAX])
         except Exception:
             if verdicts:
-                # Earlier batches are recorded as done, and nobody learns which: they must not be committed.
+                # Earlier parts are recorded as done, and nobody learns which: they must not be committed.
                 yield Spoiling()
             raise
     return _by_verdict(messages, verdicts)
@@ -49,7 +50,7 @@ def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
 
 
 def sort_out(deliveries: Sequence[Delivery | Exception]) -> Flow[list[Verdict]]:
-    """Return the verdict on each message, in order; an exception in place of a work stays where it is."""
+    """Return the verdict on each message, in order; an exception in place of a delivery stays there."""
     firsts: dict[Address, Delivery] = {}
     for delivery in deliveries:
         if isinstance(delivery, Delivery):
@@ -80,7 +81,7 @@ def _ask_together(deliveries: Sequence[Delivery]) -> Flow[list[Verdict]]:
 
 
 def _to_its_end(delivery: Delivery, flow: Flow[Any], reply: Any) -> Flow[Verdict]:
-    """Finish the flow of one message. A second request (for a record that is taken over) is rare."""
+    """Run the flow of one message to its end. A second request (for a record that is taken over) is rare."""
     while True:
         try:
             step = flow.send(reply)

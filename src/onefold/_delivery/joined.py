@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
-from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer, claim_of
+from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer
 from onefold._delivery.decide import Then
 from onefold._delivery.steps import (
     Beginning,
@@ -17,7 +18,6 @@ from onefold._delivery.steps import (
     Committing,
     Ended,
     Finishing,
-    Flow,
     Judging,
     Pausing,
     Reading,
@@ -28,15 +28,16 @@ from onefold._delivery.steps import (
     StillOpen,
 )
 from onefold._delivery.work import Delivery, done_ending, failed_ending, refused
-from onefold._model import Commit, Ending, Entry, Gone, Outcome, Record, State
-from onefold.errors import InProgress, OnHold, StoreUnavailable, UsageError
+from onefold._model import Address, Commit, Ending, Entry, Gone, Outcome, Record, State
+from onefold._model.remarks import without_error_text
+from onefold.errors import Held, InProgress, StoreUnavailable, UsageError
 from onefold.events import Kind
 
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
 TRANSACTIONS_MAX: Final = 30
 
-# Transactions that collided once would collide again if they came back together. All pauses of a delivery end within 13
-# s.
+# Transactions that collided once would collide again if they were retried together. All pauses of a delivery end within
+# 13 s.
 RETRY_PAUSE_FIRST: Final = 0.005
 RETRY_PAUSE_MAX: Final = 0.5
 
@@ -44,7 +45,7 @@ RETRY_PAUSE_MAX: Final = 0.5
 def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Run one delivery in the caller's transaction: one statement before the handler, one after it for a result.
 
-    `confirm` always sends the second one: for a record that is a row which the handler has to write.
+    `confirm` always sends the second one: for a record that is the handler's own row.
     """
     replaced: list[Record] = []
     won = yield from insert(delivery, replaced=replaced)
@@ -57,7 +58,7 @@ def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
             yield from _judge(won, ended.error)
         raise ended.error
     outcome = yield from _keep(delivery, won, ended.value, confirm=confirm)
-    # The caller commits: nothing of ours sees it.
+    # The caller commits: we do not see it.
     delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
 
@@ -89,7 +90,7 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
             if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
                 raise _in_doubt(delivery) from problem
             raise
-        committed = yield Committing()
+        committed = yield from _named(Committing(), delivery.request.address)
         if committed is Commit.DONE or (committed is Commit.UNKNOWN and _is_known(result)):
             _tell_committed(delivery, result)
             if isinstance(result, Exception):
@@ -103,7 +104,7 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
 
 
 def _in_doubt(delivery: Delivery) -> StoreUnavailable:
-    """Create the error for a run in doubt: it ran, and whatever the store says now is about its outcome."""
+    """Create the error for a run in doubt: it ran, and any later error of the store concerns its outcome."""
     address = delivery.request.address
     return StoreUnavailable(
         f"{address.operation} [key {address.digest}]: it ran, the answer to its COMMIT was lost, and now the store "
@@ -112,27 +113,27 @@ def _in_doubt(delivery: Delivery) -> StoreUnavailable:
 
 
 def pause_after(transactions: int, token: bytes) -> Pausing:
-    """Return the pause before one more transaction: longer each time, and of a length that others do not share."""
+    """Return the pause before one more transaction: longer each time, with jitter."""
     longest = min(RETRY_PAUSE_FIRST * 2 ** (transactions - 1), RETRY_PAUSE_MAX)
-    # A flow has no random; a unique token is as good.
+    # A flow has no random numbers; a unique token serves as well.
     return Pausing(longest * int.from_bytes(token[:4], "big") / 2**32)
 
 
 def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcome[Any] | Exception]:
-    """Run the inside of one transaction. A returned exception is to be committed as a remembered failure."""
+    """Run the inside of one transaction. A returned exception has to be committed as a remembered failure."""
     won = yield from insert(delivery, ours)
     if isinstance(won, Outcome):
         return won
-    if delivery.policy.remember:
+    if delivery.policy.final_errors:
         yield Saving()
     ended: Ended = yield Running(delivery.call, won)
     error = ended.error
-    if isinstance(error, Exception) and _decide.remembered(error, delivery.policy):
+    if isinstance(error, Exception) and _decide.is_final(error, delivery.policy):
         try:
-            yield RollingBack(error, to_savepoint=True)
+            yield from _named(RollingBack(error, to_savepoint=True), won.address)
             yield from _finish(won, failed_ending(delivery, error))
         except UsageError as mistake:
-            # It has ended the transaction, too. Its own error is shown with it.
+            # The handler has also ended the transaction. Its own error is shown with it.
             raise mistake from error
         return error
     if error is not None:
@@ -170,7 +171,8 @@ def insert(
         if settled is not None:
             return settled
         if then not in (Then.RUN, Then.RUN_AGAIN, Then.TAKE_OVER):
-            raise refused(delivery, OnHold.about(request.address, remark=_decide.why_held(found, policy)))
+            remark = without_error_text(_decide.why_held(found, policy))
+            raise refused(delivery, Held.about(request.address, remark=remark))
         entry, replacing = _done_at_once(_decide.entry(then, found, request, policy, token), delivery), found
     raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
 
@@ -181,14 +183,14 @@ def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False
     if ending.result is not None or ending.omitted or confirm:
         yield from _finish(entry, ending)
     else:
-        yield StillOpen(claim_of(entry))
-    return Outcome(value=value, attempt=entry.attempt)
+        yield from _named(StillOpen(entry.as_claim()), entry.address)
+    return Outcome(kept=value, attempt=entry.attempt)
 
 
 def _judge(entry: Entry, error: BaseException) -> Flow[None]:
     """Raise `InProgress` if the error comes from a row that another delivery has written."""
     try:
-        yield Judging(claim_of(entry), error)
+        yield Judging(entry.as_claim(), error)
     except InProgress:
         raise
     except Exception:  # noqa: BLE001 - the handler's own error is the one to show
@@ -197,26 +199,36 @@ def _judge(entry: Entry, error: BaseException) -> Flow[None]:
 
 def _finish(entry: Entry, ending: Ending) -> Flow[None]:
     """End our record, which has to be there still."""
-    finished: bool = yield Finishing(claim_of(entry), ending)
+    finished: bool = yield from _named(Finishing(entry.as_claim(), ending), entry.address)
     if not finished:
         raise UsageError(
-            f"{entry.address.operation} [key {entry.address.digest}]: its record is not there any more, so that the "
-            "work would be committed without it. The handler has rolled back, or deleted it. Roll back, and deliver it "
-            "again"
+            f"{entry.address.operation} [key {entry.address.digest}]: its record is gone, so the work would be "
+            "committed without it. The handler has rolled back, or deleted it. Roll back, and deliver it again"
         )
+
+
+def _named(step: object, address: Address) -> Flow[Any]:
+    """Perform a step after the handler. If the store says what the handler did wrong, name the delivery."""
+    try:
+        return (yield step)
+    except UsageError as error:
+        if not error.operation:
+            error.args = (f"{address.operation} [key {address.digest}]: {error}",)
+            error.operation, error.key, error.scope = address.operation, address.key, address.scope
+        raise
 
 
 def _take_back(delivery: Delivery, entry: Entry, replaced: list[Record]) -> Flow[None]:
     """Delete our record, so that a caller who catches the error and commits does not lose the delivery.
 
-    A bypass restores what it replaced: what was done stays done.
+    A bypass restores the record that it replaced: a finished delivery stays finished.
     """
     try:
         if replaced and delivery.request.bypass:
             ours: Record | None = yield Reading(entry.address)
             yield Claiming(replaced[0].as_entry(entry.token), ours)
         else:
-            yield Releasing(claim_of(entry))
+            yield Releasing(entry.as_claim())
     except Exception:  # noqa: BLE001 - an aborted transaction takes the record back by itself
         delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "release")
         return

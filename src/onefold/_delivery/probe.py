@@ -1,7 +1,7 @@
 """Ask a probe about a run whose outcome is unknown.
 
-A probe without an answer says nothing about the delivery: it is asked again. So the claim under which it was asked is
-not left until its lease ends, but ended at once; it stays the record of a run in doubt.
+A probe that fails to answer says nothing about the delivery: it is asked again. So the claim under which it was asked
+is not left until its lease ends, but ended at once; it stays the record of a run in doubt.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from onefold._delivery.steps import Ended, Extending, Flow, Running, Unwatching
+from onefold._concurrency.generators import Flow
+from onefold._concurrency.users_errors import repr_of
+from onefold._delivery.steps import Ended, Extending, Running, Unwatching
 from onefold._delivery.work import Delivery, refused
-from onefold._model import Answer, Claim, Done, Entry, NotDone, Unknown
+from onefold._model import Claim, Done, Entry, NotDone, ProbeAnswer, Unknown
 from onefold.errors import ProbeFailed, UsageError
 from onefold.events import Kind
 
 
-def ask_probe(delivery: Delivery, entry: Entry, notes: bytes | None = None) -> Flow[Answer | BaseException]:
+def ask_probe(delivery: Delivery, entry: Entry, notes: bytes | None = None) -> Flow[ProbeAnswer | BaseException]:
     """Ask the probe; return its answer, or its error. `notes` are the steps of a run that has just ended."""
     ended: Ended = yield Running(cast("Callable[..., Any]", delivery.policy.after_crash), entry, probing=True)
     failure = ended.error
     if failure is None and not isinstance(ended.value, (Done, NotDone, Unknown)):
         failure = UsageError(
-            f"{entry.address.operation} [key {entry.address.digest}]: a probe answers done(value), not_done() or "
-            f"unknown(), not {ended.value!r}"
+            f"{entry.address.operation} [key {entry.address.digest}]: a probe answers Done(value), NotDone() or "
+            f"Unknown(), not {repr_of(ended.value)}"
         )
     if failure is None:
         delivery.tell(Kind.PROBED, entry.address, entry.attempt, type(ended.value).__name__)
-        return cast("Answer", ended.value)
+        return cast("ProbeAnswer", ended.value)
     delivery.tell(Kind.PROBED, entry.address, entry.attempt, f"failed: {type(failure).__name__}")
     yield from _end_lease(delivery, entry, notes)
     return failure
@@ -47,7 +49,7 @@ def _end_lease(delivery: Delivery, entry: Entry, notes: bytes | None) -> Flow[No
     at_once = Claim(entry.address, entry.token, 0.0, entry.ttl)
     try:
         yield Extending(at_once, notes)
-    except Exception:  # noqa: BLE001 - what the probe failed with must surface, not this
+    except Exception:  # noqa: BLE001 - the probe's own error must surface, not this one
         delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "extend")
     # In a batch the heartbeat would give it a new lease until the last message has run.
     yield Unwatching((at_once,))

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from onefold._checks import with_article
+from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
 from onefold._delivery import earlier_ending
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX
-from onefold._delivery.steps import Claiming, Flow, Reading, Releasing
+from onefold._delivery.steps import Claiming, Reading, Releasing
 from onefold._delivery.work import Delivery, as_stored, done_ending, failed_ending, plain, refused
-from onefold._model import BEFORE, RESOLVED, Claim, Done, Ending, Entry, Failed, Record, Rerun, Resolution, State
+from onefold._model import (
+    Claim,
+    Done,
+    Ending,
+    Entry,
+    Failed,
+    Record,
+    Rerun,
+    Resolution,
+    State,
+)
+from onefold._model.remarks import BEFORE, RESOLVED, as_part, latest_of
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
 
-# Corrections of corrections are rare. Older ones are cut, so that a script cannot fill the record.
+# Corrections of corrections are rare. The oldest of them are left out, so that a script cannot fill the record.
 HISTORY_MAX: Final = 4_000
+# So that the latest of them are always whole.
+SIGNED_MAX: Final = 1_000
+LEFT_OUT: Final = "earlier resolutions were left out"
 
 
-def resolve(delivery: Delivery, resolution: Resolution, *, by: str, reason: str, at: str = "") -> Flow[Record]:
+def resolve(
+    delivery: Delivery, resolution: Resolution, *, by: str, reason: str, at: str = "", only: Record | None = None
+) -> Flow[Record]:
     """Settle a record whose outcome is unknown; return the record that was replaced.
 
     `at` is the time as text: a flow has no clock. The record gets a new token: from now on its late owner is refused. A
-    record that was resolved by hand before can be corrected.
+    record that was resolved by hand before can be corrected. With `only`, a record that is not that one is left.
     """
     if not isinstance(resolution, (Done, Failed, Rerun)):
         raise UsageError(
-            f"resolve() takes done(value), failed(error) or rerun(), not {_shown(resolution)}. Nothing was changed"
+            f"resolve() takes Done(value), Failed(error) or Rerun(), not {_shown(resolution)}. Nothing was changed"
         )
+    if len(f"{by}{reason}") > SIGNED_MAX:
+        raise UsageError(f"by= and reason= have at most {SIGNED_MAX:,} characters together. Nothing was changed")
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(delivery.request.address)
-        entry = _resolved(delivery, _unsettled(delivery, found), resolution, _signed(by, reason, at))
+        unsettled = _unsettled(delivery, found)
+        _check_same(unsettled, only)
+        entry = _resolved(delivery, unsettled, resolution, _signed(by, reason, at))
         in_the_way = yield Claiming(entry, found)
         if in_the_way is None:
-            delivery.tell(Kind.RESOLVED, entry.address, entry.attempt, entry.remark.partition(BEFORE)[0])
+            delivery.tell(Kind.RESOLVED, entry.address, entry.attempt, latest_of(entry.remark))
             assert found is not None
             return found
     raise refused(delivery, InProgress.about(delivery.request.address, retry_after=RETRY_AFTER))
@@ -53,29 +75,50 @@ def _unsettled(delivery: Delivery, found: Record | None) -> Record:
     return found
 
 
+def _check_same(found: Record, only: Record | None) -> None:
+    """Refuse a record that was written since: by a new claim, another person, or its owner.
+
+    The token and the state tell: the revision also changes with the heartbeat of an owner that is only slow.
+    """
+    if only is not None and (found.token, found.state) != (only.token, only.state):
+        raise UsageError(
+            f"{found.address.operation} [key {found.address.digest}]: it has changed in the meantime, and was left as "
+            "it is now. Look at it again"
+        )
+
+
 def _shown(resolution: object) -> str:
     """Describe what was passed instead, without showing a value that may be confidential."""
     if isinstance(resolution, type):
-        return f"{resolution.__name__.lower()} without parentheses"
-    return f"a {type(resolution).__name__}"
+        return f"{resolution.__name__} without parentheses"
+    return with_article(type(resolution).__name__)
 
 
 def _signed(by: str, reason: str, at: str) -> str:
     """Format who, when and why, so that it cannot be mistaken for an earlier remark."""
-    return f"by {by}{f' at {at}' if at else ''}: {reason}".replace(BEFORE.strip(), "/ before:")
+    return as_part(f"by {by}{f' at {at}' if at else ''}: {reason}")
 
 
 def _remark(found: Record, resolution: Resolution, signed: str) -> str:
     """Combine the new remark with the earlier one: a correction hides nothing."""
     now = f"{RESOLVED}{type(resolution).__name__.lower()} {signed}"
-    earlier = found.remark
+    earlier = list(found.history)
     if found.state is State.RUNNING:
         ended = earlier_ending.finished(found)
         what = "" if ended is None else f", a bypass of what was {ended.state.value},"
-        earlier = f"attempt {found.attempt}{what} was abandoned"
-    if len(earlier) > HISTORY_MAX:
-        earlier = f"{earlier[:HISTORY_MAX]}…"
-    return plain(f"{now}{BEFORE}{earlier}" if earlier else now)
+        earlier[:0] = [f"attempt {found.attempt}{what} was abandoned"]
+    return plain(BEFORE.join([now, *_bounded(earlier)]))
+
+
+def _bounded(earlier: list[str]) -> list[str]:
+    """Leave out the oldest resolutions of too many; keep the latest, and the first remark: why it was held."""
+    if len(BEFORE.join(earlier)) <= HISTORY_MAX:
+        return earlier
+    *resolutions, first = (one for one in earlier if one != LEFT_OUT)
+    first = first if len(first) <= SIGNED_MAX else f"{first[:SIGNED_MAX]}…"
+    while resolutions and len(BEFORE.join((*resolutions, LEFT_OUT, first))) > HISTORY_MAX:
+        resolutions.pop()
+    return [*resolutions, LEFT_OUT, first]
 
 
 def _resolved(delivery: Delivery, found: Record, resolution: Resolution, signed: str) -> Entry:
@@ -108,12 +151,12 @@ def _done(delivery: Delivery, value: Any, attempt: int) -> Ending:
     if result is None and delivery.returns is Any:
         result, why = as_stored(delivery, value, type(value))
     if result is None:
-        raise UsageError(f"done({type(value).__name__}) cannot be stored: {why}. Pass returns=")
+        raise UsageError(f"Done({type(value).__name__}) cannot be stored: {why}. Pass returns=")
     return Ending(state=State.DONE, ttl=delivery.policy.keep, result=result)
 
 
 def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
-    """Remove the record, so that the next delivery runs. False: there was none, or it is no longer `only`."""
+    """Remove the record, so that the next delivery runs. Return False if there is none, or it is not `only`."""
     address = delivery.request.address
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
@@ -123,7 +166,7 @@ def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
             return False
         if found.is_live:
             raise refused(delivery, InProgress.about(address, retry_after=found.lease_left))
-        # First make it ours, exactly as it was seen: its owner may have come back to life since.
+        # First claim it exactly as it was read: its owner may have come back to life since.
         ours = Entry(address=address, token=delivery.mint(), state=State.OPEN, attempt=0, ttl=delivery.policy.keep)
         if (yield Claiming(ours, found)) is None:
             yield Releasing(Claim(address, ours.token))

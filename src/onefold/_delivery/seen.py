@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
-from onefold._delivery.claim import FINISH_PAUSE_FIRST, answer, without_store
+from onefold._delivery.claim import answer, without_store
+from onefold._delivery.close import FINISH_PAUSE_FIRST
 from onefold._delivery.decide import Then
-from onefold._delivery.steps import Claiming, Ended, Flow, Pausing, Reading, Running
-from onefold._delivery.work import Delivery, done_ending, failed_ending, tell_not_remembered
-from onefold._model import GONE, Ending, Entry, Outcome, Record
+from onefold._delivery.steps import Claiming, Ended, Pausing, Reading, Running
+from onefold._delivery.work import Delivery, done_ending, ended_entry, failed_ending, tell_not_recorded
+from onefold._model import GONE, Entry, Outcome, Record
 from onefold.errors import StoreUnavailable
 from onefold.events import Kind
 
@@ -18,7 +20,7 @@ WRITES_MAX: Final = 3
 
 
 def look(delivery: Delivery) -> Flow[Outcome[Any]]:
-    """Seen mode: one read before, one write after success. A crash in between runs it again, which is harmless."""
+    """Read before the handler, and write after success. A crash in between runs it again, which is harmless."""
     request, policy = delivery.request, delivery.policy
     try:
         found: Record | None = yield Reading(request.address)
@@ -36,28 +38,28 @@ def look(delivery: Delivery) -> Flow[Outcome[Any]]:
     delivery.tell(Kind.STARTED, request.address, attempt)
     ended: Ended = yield Running(delivery.call, entry)
     if ended.error is not None:
-        # A bypass that fails leaves what was there.
+        # A bypass that fails leaves the existing record unchanged.
         remembers = _decide.after(ended.error, policy) is Then.FAIL and then is not Then.RUN_AGAIN
         if remembers:
             ending = failed_ending(delivery, cast("Exception", ended.error))
-            yield from write_seen(delivery, _ended_entry(entry, ending), found)
+            yield from write_seen(delivery, ended_entry(entry, ending), found)
         kind = Kind.FAILED if remembers else Kind.RELEASED
         delivery.tell(kind, request.address, attempt, type(ended.error).__name__)
         raise ended.error
     struck: list[BaseException] = []
     ending = done_ending(delivery, ended.value, attempt, struck)
-    remembered = yield from write_seen(delivery, _ended_entry(entry, ending), found)
-    if remembered:
+    recorded = yield from write_seen(delivery, ended_entry(entry, ending), found)
+    if recorded:
         delivery.tell(Kind.FINISHED, request.address, attempt)
     else:
-        tell_not_remembered(delivery, attempt)
+        tell_not_recorded(delivery, attempt)
     if struck:
         raise struck[0]
-    return Outcome(value=ended.value, attempt=attempt, remembered=remembered)
+    return Outcome(kept=ended.value, attempt=attempt, recorded=recorded)
 
 
 def write_seen(delivery: Delivery, entry: Entry, replacing: Record | None) -> Flow[bool]:
-    """Record what was seen. Losing the race is fine: the existing record says the same about another run."""
+    """Record a success. Losing the race is fine: the existing record says the same about another run."""
     for write in range(WRITES_MAX):
         try:
             in_the_way = yield Claiming(entry, replacing)
@@ -70,16 +72,3 @@ def write_seen(delivery: Delivery, entry: Entry, replacing: Record | None) -> Fl
             return True
         replacing = None
     return False
-
-
-def _ended_entry(entry: Entry, ending: Ending) -> Entry:
-    return _decide.change(
-        entry,
-        state=ending.state,
-        lease=0.0,
-        ttl=ending.ttl,
-        notes=None,
-        result=ending.result,
-        omitted=ending.omitted,
-        remark=ending.remark,
-    )

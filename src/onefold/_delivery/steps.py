@@ -1,12 +1,12 @@
-"""Name what a flow asks its driver to do: one class for each kind of step, and `Ended`, the reply of a handler.
+"""The steps that a flow asks its driver to perform: one class for each kind, and `Ended`, the reply of a handler.
 
-A step that the store performs is an `StoreStep`: it knows which operation to call, and what an interrupt means for it.
+A step that the store performs is a `StoreStep`: it knows which operation to call, and what an interrupt means for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -14,26 +14,24 @@ from onefold._concurrency.interrupts import When
 from onefold._delivery.handler_steps.left import NONE_LEFT, StepsLeft
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released
 
-T = TypeVar("T")
-
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """Something that a flow asks its driver to do."""
+    """A request of a flow to its driver."""
 
 
 class StoreStep(Step, frozen=True):
     """A step that one operation of the store performs."""
 
-    # Whether a lease may be counted from the moment at which it was sent.
+    # Whether a lease may be counted from the time at which it was sent.
     counts: ClassVar[bool] = True
-    # What an interrupt means for it (`_concurrency.interrupts`): whether it must not be sent twice, whether it is
-    # outside the transaction in which a store works, and whether it ends what was begun, so that an interrupt waits.
+    # The meaning of an interrupt for it (`_concurrency.interrupts`): whether it must not be sent twice, whether it is
+    # outside the transaction in which a store works, and whether it is a clean-up, for which an interrupt waits.
     once: ClassVar[bool] = False
     outside: ClassVar[bool] = False
     cleans_up: ClassVar[bool] = False
 
     def send(self, store: Any) -> Any:
-        """The reply, or its awaitable if async."""
+        """Send the step to the store; return the reply, or its awaitable if async."""
         raise NotImplementedError
 
     def send_async(self, store: Any) -> Any:
@@ -110,7 +108,7 @@ class Elsewhere(StoreStep, frozen=True):
     there: Any
     step: StoreStep
 
-    def send(self, store: Any) -> Any:  # noqa: ARG002 - it is not for this one
+    def send(self, store: Any) -> Any:  # noqa: ARG002 - the guard's own store is not used
         return self.step.send(self.there)
 
 
@@ -144,7 +142,7 @@ class Committing(Once, frozen=True):
 
 
 class RollingBack(Once, frozen=True):
-    """Undo the transaction, or what followed the savepoint. True: the database asks to try it again."""
+    """Undo the transaction, or what followed the savepoint. The reply is whether the database asks for a retry."""
 
     cleans_up = True
 
@@ -165,7 +163,7 @@ class StillOpen(Once, frozen=True):
 
 
 class Judging(Once, frozen=True):
-    """Raise `InProgress` where a handler's error says that another delivery has written the row that is the record."""
+    """Raise `InProgress` if a handler's error shows that another delivery has written the row that is the record."""
 
     claim: Claim
     error: BaseException
@@ -184,28 +182,28 @@ class Spoiling(Once, frozen=True):
 
 
 class Watching(Step, frozen=True):
-    """From now on the heartbeat keeps these claims alive, until the flow ends.
+    """Make the heartbeat keep these claims alive, until the flow ends.
 
-    The reply is how long the first to end is certainly still ours.
+    The reply is how long the first of them is certainly still ours.
     """
 
     claims: Sequence[Claim]
 
 
 class Unwatching(Step, frozen=True):
-    """From now on the heartbeat leaves these claims alone, although the flow goes on."""
+    """Make the heartbeat leave these claims alone, although the flow continues."""
 
     claims: Sequence[Claim]
 
 
 class LeaseLeft(Step, frozen=True):
-    """How long the claim is certainly still ours, by the worker's own monotonic clock."""
+    """Ask how long the claim is certainly still ours, by the worker's own monotonic clock."""
 
     claim: Claim
 
 
 class Took(Step, frozen=True):
-    """How long the last operation of the store took, which has failed."""
+    """Ask how long the last, failed operation of the store took."""
 
 
 class Running(Step, frozen=True):
@@ -227,17 +225,17 @@ class Pausing(Step, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a handler ended. `started` is False where an interrupt came before its first line."""
+    """How a handler ended. `started` is False if an interrupt came before its first line."""
 
     value: Any = None
     error: BaseException | None = None
     notes: bytes | None = None
     started: bool = True
-    # Of its steps, those whose outcome is unknown.
+    # The steps with an unknown outcome.
     steps: StepsLeft = NONE_LEFT
+    # What came after it had returned; the driver raises it once the ending is stored.
+    interrupt: BaseException | None = None
 
 
-# What is left of a handler when it ends: the log of its finished steps, and those whose outcome is unknown.
+# The state of a handler's steps when it ends: the log of the finished ones, and those with an unknown outcome.
 Left = tuple[bytes | None, StepsLeft]
-
-Flow = Generator[Step, Any, T]

@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
+from onefold._checks import with_article
+from onefold._concurrency.users_errors import add_note, text_of
 from onefold._delivery import decide as _decide
 from onefold._delivery.handler_steps.left import StepsLeft, warning
-from onefold._model import DeliveryRequest, Ending, Outcome, Policy, Record, State
+from onefold._model import DeliveryRequest, Ending, Entry, NotKept, Outcome, Record, State
+from onefold._model.policy import Policy
 from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
@@ -20,13 +23,13 @@ REPLAYED: Final = Kind.REPLAYED
 
 
 NOT_KEPT: Final = (
-    "Annotate what the handler returns (or pass returns=), raise result_bytes_max, or say keep_result=False. "
-    "`onefold show` tells why"
+    "Annotate the handler's return type (or pass returns=), raise max_result_bytes, or set keep_result=False. `onefold "
+    "show` says why"
 )
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """Everything that a flow has to know about one delivery."""
+    """Everything that a flow needs to know about one delivery."""
 
     request: DeliveryRequest
     policy: Policy
@@ -38,9 +41,9 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 UNCOMPARED: Final = (
-    "the payload could not be compared with all that the record knows of its own: a release has renamed an argument, "
-    "or another function made the record. The same key with another payload may be replayed as if it were a duplicate. "
-    "Keep the names of arguments, or name those that count with fingerprint="
+    "the payload could not be compared in full with that of the record: a release has renamed an argument, or another "
+    "function made the record. The same key with another payload may be replayed as if it were a duplicate. Keep the "
+    "names of arguments, or name those that count with fingerprint="
 )
 
 
@@ -49,15 +52,15 @@ def tell_if_uncompared(delivery: Delivery, found: bytes | None) -> None:
         delivery.tell.warn(delivery.request.address, UNCOMPARED, about="payload")
 
 
-NOT_REMEMBERED: Final = (
+NOT_RECORDED: Final = (
     "it ran to its end, but the store could not record it in time. A later duplicate finds it as if its worker had "
     "crashed: under after_crash='rerun' it runs again"
 )
 
 
-def tell_not_remembered(delivery: Delivery, attempt: int, detail: str = "") -> None:
-    delivery.tell(Kind.NOT_REMEMBERED, delivery.request.address, attempt, detail)
-    delivery.tell.warn_each(delivery.request.address, NOT_REMEMBERED)
+def tell_not_recorded(delivery: Delivery, attempt: int, detail: str = "") -> None:
+    delivery.tell(Kind.NOT_RECORDED, delivery.request.address, attempt, detail)
+    delivery.tell.warn_each(delivery.request.address, NOT_RECORDED)
 
 
 def tell_steps_left(delivery: Delivery, error: BaseException | None, steps: StepsLeft) -> None:
@@ -72,30 +75,35 @@ def refused(delivery: Delivery, error: OnefoldError) -> OnefoldError:
     return error
 
 
+def not_kept(delivery: Delivery) -> NotKept | None:
+    """Return what stands for a result that was not kept; nothing is missing if the handler returns None."""
+    return None if delivery.returns is type(None) else NotKept(delivery.request.address)
+
+
 def replay(delivery: Delivery, found: Record) -> Outcome[Any]:
     """Return the stored result as an outcome. Raises `ResultUnreadable` if it does not fit today's type."""
-    value = None
+    kept = not_kept(delivery) if found.omitted else None
     if found.result is not None:
         try:
-            value = delivery.codec.decode(found.result, delivery.returns)
+            kept = delivery.codec.decode(found.result, delivery.returns)
         except Unreadable as error:
             raise ResultUnreadable.about(
                 delivery.request.address, expected=type_name(delivery.returns), problem=str(error)
             ) from error
     delivery.tell(REPLAYED, delivery.request.address, found.attempt)
-    return Outcome(value=value, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.remark)
+    return Outcome(kept=kept, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.latest_remark)
 
 
 PROBES_NOT_KEPT: Final = (
-    "Its answer has to be what the handler returns, {type}, and at most result_bytes_max long; or done() alone, where "
-    "there is none. `onefold show` tells why"
+    "It has to answer with a value of the type that the handler returns, {type}, and of at most max_result_bytes; or "
+    "with Done() alone, where there is none. `onefold show` says why"
 )
 
 
 def done_ending(
     delivery: Delivery, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
 ) -> Ending:
-    """Return the ending of a handler that returned; `probed`: of one that the probe says is done.
+    """Return the ending of a handler that returned or, with `probed`, of a run that the probe says is done.
 
     An interrupt that came meanwhile is raised; or it is appended to `struck`, and the caller who passed that raises it
     once the ending is stored: its effect has happened.
@@ -105,6 +113,20 @@ def done_ending(
     result, omitted = encode(delivery, value, attempt, struck, probed=probed)
     return Ending(
         state=DONE, ttl=delivery.policy.keep, result=result, omitted=omitted is not None, remark=omitted or ""
+    )
+
+
+def ended_entry(entry: Entry, ending: Ending) -> Entry:
+    """Return the entry of a run that has ended before its record is written."""
+    return _decide.change(
+        entry,
+        state=ending.state,
+        lease=0.0,
+        ttl=ending.ttl,
+        notes=None,
+        result=ending.result,
+        omitted=ending.omitted,
+        remark=ending.remark,
     )
 
 
@@ -122,9 +144,9 @@ def encode(
         kind = type(value).__name__
         if probed:
             why, advice = f"the probe's answer: {why}", PROBES_NOT_KEPT.format(type=type_name(delivery.returns))
-            text = f"the probe's answer, done({kind}), was not kept, and its duplicates get no result. {advice}"
+            text = f"the probe's answer, Done({kind}), was not kept, and its duplicates get no result. {advice}"
         else:
-            text = f"a {kind} was not kept, and its duplicates get no result. {NOT_KEPT}"
+            text = f"{with_article(kind)} was not kept, and its duplicates get no result. {NOT_KEPT}"
         delivery.tell.warn(address, text, about="probe" if probed else "")
     delivery.tell(Kind.OMITTED, address, attempt, why)
     return None, why
@@ -137,13 +159,13 @@ def as_stored(
     struck, raises = ([], True) if struck is None else (struck, False)
     try:
         stored = encoded(delivery.codec, value, returns, struck)
-    except Exception as error:  # noqa: BLE001 - also a codec of the user's own must not lose the effect
-        return None, plain(str(error))
+    except Exception as error:  # noqa: BLE001 - even a user's own codec must not lose the effect
+        return None, plain(text_of(error))
     if struck and raises:
         raise struck[0]
-    if len(stored) <= delivery.policy.result_bytes_max:
+    if len(stored) <= delivery.policy.max_result_bytes:
         return stored, ""
-    return None, f"{len(stored)} bytes, and result_bytes_max={delivery.policy.result_bytes_max}"
+    return None, f"{len(stored)} bytes, and max_result_bytes={delivery.policy.max_result_bytes}"
 
 
 def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
@@ -154,7 +176,7 @@ def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException])
     """
     try:
         return _as_bytes(codec.encode(value, returns))
-    except BaseException as first:  # noqa: BLE001 - it is raised by whoever has passed `struck`
+    except BaseException as first:  # noqa: BLE001 - raised by the caller who passed `struck`
         again = _as_bytes(codec.encode(value, returns))
         struck.append(first.__cause__ if isinstance(first, Unstorable) and first.__cause__ is not None else first)
         return again
@@ -166,7 +188,7 @@ def _as_bytes(encoded: Any) -> bytes:
         return encoded
     if isinstance(encoded, (bytearray, memoryview)):
         return bytes(encoded)
-    raise TypeError(f"the codec gave {type(encoded).__name__} instead of bytes")
+    raise TypeError(f"the codec returned {type(encoded).__name__} instead of bytes")
 
 
 def plain(text: str) -> str:
@@ -180,8 +202,8 @@ def stored_error(delivery: Delivery, found: Record) -> Exception:
         stored = {} if found.result is None else delivery.codec.decode(found.result, Any)
     except Unreadable:
         stored = {}
-    type_name, message = stored.get("type", "an error"), stored.get("message", found.remark)
-    for kind in _with_subclasses(delivery.policy.remember):
+    type_name, message = stored.get("type", "an error"), stored.get("message", found.latest_remark)
+    for kind in _with_subclasses(delivery.policy.final_errors):
         if _full_name(kind) == type_name and "args" in stored:
             error = _rebuilt(kind, stored["args"], message)
             if error is not None:
@@ -193,18 +215,18 @@ def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception 
     """Rebuild the error, or return None if its class has changed since."""
     try:
         error = kind(*args)
-    except Exception:  # noqa: BLE001 - a constructor that wants something else today
+    except Exception:  # noqa: BLE001 - a constructor that has changed since
         return None
-    if str(error) != message:
+    if text_of(error) != message:
         return None
-    error.add_note("onefold: replayed; the failure was remembered as final")
+    add_note(error, "onefold: replayed; the failure was remembered as final")
     return error
 
 
 def failed_ending(delivery: Delivery, error: Exception | str) -> Ending:
     # A person's text is not an exception, and has no type.
     named = "" if isinstance(error, str) else _full_name(type(error))
-    facts: dict[str, Any] = {"type": named, "message": str(error)}
+    facts: dict[str, Any] = {"type": named, "message": error if isinstance(error, str) else text_of(error)}
     if isinstance(error, Exception) and _can_be_rebuilt(error):
         facts["args"] = list(error.args)
     for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
@@ -220,11 +242,11 @@ def _can_be_rebuilt(error: Exception) -> bool:
     """Return whether its class and arguments make the same error again, as they do for most exceptions."""
     try:
         again = type(error)(*error.args)
-    except Exception:  # noqa: BLE001 - a constructor that wants something else
+        # Notes are for people, and are not part of the message.
+        attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+        return bool(text_of(again) == text_of(error) and again.args == error.args and vars(again) == attributes)
+    except Exception:  # noqa: BLE001 - a constructor with other arguments, values that cannot be compared
         return False
-    # Notes are for people, and are not part of its message.
-    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
-    return str(again) == str(error) and again.args == error.args and vars(again) == attributes
 
 
 def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:

@@ -33,7 +33,7 @@ MANY: Final = 16
 WHOLE_NUMBER: Final = 1
 TEXT: Final = 2
 
-# What msgspec refuses of plain data: large numbers, surrogates, keys that are not text; and a nearly full stack.
+# The errors of msgspec for plain data: large numbers, surrogates, keys that are not text; and a nearly full stack.
 REFUSALS: Final = (OverflowError, ValueError, TypeError, RecursionError)
 
 _fast: Final = msgspec.msgpack.Encoder(order="deterministic").encode

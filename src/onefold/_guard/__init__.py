@@ -1,1 +1,1 @@
-"""Hold what both guards share: options, checks, the making of deliveries, and what their drivers work with."""
+"""The common part of both guards: options, checks, the creation of deliveries, and the context of their drivers."""

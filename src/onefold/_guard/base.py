@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from onefold._concurrency.forks import set_lock
+from onefold._concurrency.generators import Flow
 from onefold._delivery.batch import BATCH_MAX, deliver_all
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import join, transact
-from onefold._delivery.migration import read_through, read_through_first, read_through_joined
+from onefold._delivery.migration import (
+    Old,
+    read_through,
+    read_through_first,
+    read_through_joined,
+    read_through_to_forget,
+)
+from onefold._delivery.records import forget
 from onefold._delivery.seen import look
-from onefold._delivery.steps import Flow
 from onefold._delivery.work import Delivery
 from onefold._guard.context import DeliveryContext, Opened, StoreSlot
-from onefold._guard.options import Options
-from onefold._handlers.arguments import named_scope
+from onefold._guard.options import Options, check_of_message
+from onefold._handlers.arguments import GuardScope, name_of, named_scope
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.loops import AsyncHeartbeat
-from onefold._heartbeat.threaded import Heartbeat
-from onefold._model import DeliveryRequest, Outcome, Policy
+from onefold._heartbeat.async_guards import AsyncHeartbeat
+from onefold._heartbeat.sync_guards import Heartbeat
+from onefold._model import DeliveryRequest, Outcome, Record
+from onefold._model.policy import Policy
 from onefold.codecs import Codec
 from onefold.current import is_inside, transaction_around
 from onefold.errors import InsideItself, UsageError
 from onefold.events import Listener
 from onefold.stores.base import Batching, Joinable
-from onefold.stores.opening import check_source, open_store, without_password
+from onefold.stores.hand_made import HandMadeTable, open_lookup
+from onefold.stores.opening import check_source, open_store, without_password, without_transactions
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -44,38 +53,57 @@ class GuardBase(Options):
     def __init__(
         self,
         store: Any,
-        *,
-        policy: Policy | None = None,
-        scope: str | Callable[[], str | None] | None = None,
-        on_event: Listener | Iterable[Listener] = (),
-        codec: Codec | None = None,
-        migrate_from: Any = None,
+        migrate_from: Any,
+        policy: Policy | None,
+        fields: Mapping[str, Any],
+        scope: GuardScope,
+        on_event: Listener | Iterable[Listener],
+        codec: Codec | None,
     ) -> None:
-        check_source(store, is_async=self._awaited)
+        check_source(store, is_async=self._is_async)
         if migrate_from is not None:
-            check_source(migrate_from, is_async=self._awaited)
-            if migrate_from is store or migrate_from == store:
-                raise UsageError("migrate_from= names the store itself: name the one in which the records were before")
-        super().__init__(policy, scope, on_event, codec)
+            self._check_old(migrate_from, store)
+        super().__init__(policy, fields, scope, on_event, codec)
         self._source = store
         self._migrate_from = migrate_from
         self._opened: Opened | None = None
         set_lock(self, "_opening")
         self._closed = False
 
+    def _check_old(self, migrate_from: Any, store: Any) -> None:
+        if isinstance(migrate_from, HandMadeTable):
+            # It may be in the database of the store.
+            migrate_from.check_database(is_async=self._is_async)
+            return
+        check_source(migrate_from, is_async=self._is_async)
+        if migrate_from is store or migrate_from == store:
+            raise UsageError("migrate_from= names the store itself: name the one that has the records so far")
+
     @property
     def store(self) -> Any:
-        """The store, opened if it was not yet."""
+        """Return the store; open it on first use."""
         return self._context().store
 
     @property
     def source(self) -> Any:
-        """What the store is made of, as it was passed: a URL (with its password), a client, a store, or a function."""
+        """Return the store as it was passed: a URL (with its password), a client, a store, or a function."""
         return self._source
 
     def check_policy(self, policy: Policy | None) -> None:
         """Raise `UsageError` for a policy that no delivery of this guard could have."""
         self._chosen(policy)
+
+    def check_handler(self, operation: str, handler: Callable[..., Any]) -> None:
+        """Warn, once, if another function has this operation on this guard: they would share their records."""
+        self._tell_if_shared(operation, handler)
+
+    def _check_stores(self) -> Flow[None]:
+        """Return the flow that finds problems of the stores before a delivery does."""
+        from onefold.health.startup import check
+
+        opened = self._open()
+        is_table = isinstance(self._migrate_from, HandMadeTable)
+        return check(repr(self), opened.context.store, opened.old, old_is_table=is_table)
 
     def _context(self) -> DeliveryContext:
         opened = self._opened
@@ -84,12 +112,17 @@ class GuardBase(Options):
     def _open(self) -> Opened:
         with self._opening:
             if self._closed:
-                raise UsageError("this guard is closed")
+                raise UsageError(
+                    f"this guard is closed: {self!r}. Nothing ran. Close it after its last delivery; a test that needs "
+                    "it again lends it a store: with onefold.testing.use(guard, 'memory:')"
+                )
             if self._opened is None:
-                store, ours = open_store(self._source, is_async=self._awaited)
+                store, ours = open_store(self._source, is_async=self._is_async)
                 old, old_is_ours = None, False
-                if self._migrate_from is not None:
-                    old, old_is_ours = open_store(self._migrate_from, is_async=self._awaited)
+                if isinstance(self._migrate_from, HandMadeTable):
+                    old, old_is_ours = open_lookup(self._migrate_from, self._codec, is_async=self._is_async), True
+                elif self._migrate_from is not None:
+                    old, old_is_ours = open_store(self._migrate_from, is_async=self._is_async)
                 self._opened = Opened(self._make_context(store), ours, old, old_is_ours)
             return self._opened
 
@@ -102,40 +135,52 @@ class GuardBase(Options):
         opened.context.close()
         return opened.to_close()
 
+    @property
+    def _old(self) -> Old:
+        return Old(self._open().old, only_read=isinstance(self._migrate_from, HandMadeTable))
+
     def _read_through(self, flow: Flow[T]) -> Flow[T]:
-        """The flow, with what the store knows that is read as well."""
-        return flow if self._migrate_from is None else read_through(flow, self._open().old)
+        """Wrap a flow so that the records of `migrate_from` count as well, if it is set."""
+        return flow if self._migrate_from is None else read_through(flow, self._old)
+
+    def _forget(self, delivery: Delivery, only: Record | None) -> Flow[bool]:
+        flow = forget(delivery, only)
+        if self._migrate_from is None:
+            return flow
+        return read_through_to_forget(flow, delivery.request.address, self._old)
 
     def _transact(self, delivery: Delivery) -> Flow[Outcome[Any]]:
         flow = transact(delivery)
         if self._migrate_from is None:
             return flow
-        return read_through_first(flow, delivery.request.address, self._open().old, self.store)
+        return read_through_first(flow, delivery.request.address, self._old, self.store)
 
     def _join(self, delivery: Delivery) -> Flow[Outcome[Any]]:
         return self._read_through_joined(join(delivery))
 
     def _read_through_joined(self, flow: Flow[T]) -> Flow[T]:
-        return flow if self._migrate_from is None else read_through_joined(flow, self._open().old, self.store)
+        return flow if self._migrate_from is None else read_through_joined(flow, self._old, self.store)
 
     def _make_context(self, store: Any) -> DeliveryContext:
-        """For deliveries that claim."""
+        """Make the context for deliveries that claim."""
         heartbeat = self._heartbeat(lambda: store, self._tell)
-        return DeliveryContext(store, self._codec, self._tell, self._conduct, awaits=self._awaited, heartbeat=heartbeat)
+        return DeliveryContext(
+            store, self._codec, self._tell, self._conduct, awaits=self._is_async, heartbeat=heartbeat
+        )
 
     def _context_on(self, joined: Any, connection: Any) -> DeliveryContext:
-        """For deliveries inside a transaction of the caller's: no claim is to be kept alive there."""
-        return DeliveryContext(joined, self._codec, self._tell, self._conduct, awaits=self._awaited, home=connection)
+        """Make the context for deliveries inside a caller's transaction: there is no claim to keep alive."""
+        return DeliveryContext(joined, self._codec, self._tell, self._conduct, awaits=self._is_async, home=connection)
 
     def _inside(self, transaction: Any) -> DeliveryContext:
-        """For deliveries inside a transaction of our own."""
+        """Make the context for deliveries inside a transaction of our own."""
         home = self._context().home
         return DeliveryContext(
             transaction,
             self._codec,
             self._tell,
             self._conduct,
-            awaits=self._awaited,
+            awaits=self._is_async,
             home=home,
             transaction=transaction,
         )
@@ -153,9 +198,17 @@ class GuardBase(Options):
             )
         return store
 
+    def _check_injects_tx(self, function: Callable[..., Any]) -> None:
+        kind = without_transactions(self._source)
+        if kind:
+            raise UsageError(
+                f"{name_of(function)}() is transactional, and {kind} has no transactions of its own: use a store in "
+                "your database, such as sqlite:///app.db, or guard.within(connection)"
+            )
+
     def _swap(self, source: Any) -> StoreSlot:
-        """Put another store in place; the answer is what was there. For `onefold.testing.use`."""
-        check_source(source, is_async=self._awaited)
+        """Replace the store, and return the previous one. For `onefold.testing.use`."""
+        check_source(source, is_async=self._is_async)
         return self._put(StoreSlot(source))
 
     def _put(self, slot: StoreSlot) -> StoreSlot:
@@ -171,9 +224,11 @@ class GuardBase(Options):
     def _deliver(
         self, request: DeliveryRequest, call: Callable[[], Any], returns: Any, policy: Policy | None
     ) -> tuple[Flow[Outcome[Any]], DeliveryContext]:
-        """Return the flow of one delivery, and what its driver works with."""
-        context = self._context()
-        delivery = self._make_delivery(request, call, returns, self._chosen(policy))
+        """Return the flow of one delivery, and the context for its driver."""
+        # `_context` and `_chosen`, without calling them: every delivery comes here, and a call is a fiftieth of it.
+        opened = self._opened
+        context = self._open().context if opened is None else opened.context
+        delivery = self._make_delivery(request, call, returns, self.policy if policy is None else self._checked(policy))
         if is_inside(request.address, context.home):
             raise InsideItself.about(request.address)
         flow = look(delivery) if delivery.policy.mode == "seen" else deliver(delivery)
@@ -187,19 +242,22 @@ class GuardBase(Options):
         handler: Callable[[M], Any],
         returns: Any,
         scope: str | Callable[[M], str] | None,
-        fingerprint: Callable[[M], object] | None,
+        payload: Callable[[M], object] | None,
         policy: Policy | None,
     ) -> tuple[list[Flow[list[Outcome[Any] | Exception]]], DeliveryContext]:
-        """Return the flows of a batch, each of at most BATCH_MAX messages, and what their driver works with."""
+        """Return the flows of a batch, each of at most BATCH_MAX messages, and the context for their driver."""
+        check_of_message(key, "key")
+        if payload is not None:
+            check_of_message(payload, "payload")
         context, returns = self._context(), self._returns_now(handler, returns, policy)
         policy = self._chosen(policy)
         deliveries = [
             self._batch_deliveries(
-                message, operation, key, functools.partial(handler, message), returns, scope, fingerprint, policy
+                message, operation, key, functools.partial(handler, message), returns, scope, payload, policy
             )
             for message in messages
         ]
-        # Where another store is read as well, it is read for each message.
+        # With `migrate_from`, the old store is read for each message.
         batching = isinstance(context.store, Batching) and self._migrate_from is None
         flows = [
             self._read_through(deliver_all(deliveries[start : start + BATCH_MAX], batching=batching))
@@ -215,7 +273,7 @@ class GuardBase(Options):
         return self._nested(around, nest), self._join
 
     def _nested(self, around: Any, nest: Nest) -> Any:
-        """Return a context manager that gives the transaction around us, once it is our turn in it."""
+        """Return a context manager that yields the surrounding transaction, once it is our turn in it."""
         raise NotImplementedError
 
     def _batch_deliveries(
@@ -226,15 +284,15 @@ class GuardBase(Options):
         call: Callable[[], Any],
         returns: Any,
         scope: str | Callable[[M], str] | None,
-        fingerprint: Callable[[M], object] | None,
+        payload: Callable[[M], object] | None,
         policy: Policy,
         home: object = None,
     ) -> Delivery | Exception:
-        """The work for one message; where its key is unusable, the error that takes its place."""
+        """Return the delivery of one message or, if its key is unusable, the error in its place."""
         try:
-            whose = named_scope(scope(message), f"{operation}: scope=") if callable(scope) else scope
-            payload = None if fingerprint is None else fingerprint(message)
-            request = self._request(operation, key(message), whose, payload)
+            whose = named_scope(scope(message), f"{operation}: scope= returned") if callable(scope) else scope
+            compared = None if payload is None else payload(message)
+            request = self._request(operation, key(message), whose, compared)
             self._check_outside(request, home)
             return self._make_delivery(request, call, returns, policy)
         except Exception as error:  # noqa: BLE001 - one poison message never fails its neighbours

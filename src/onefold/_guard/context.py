@@ -1,21 +1,22 @@
-"""Hold what deliveries work with, once a guard has opened its store."""
+"""The context of deliveries, once a guard has opened its store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from onefold._delivery.steps import Flow, Running
+from onefold._concurrency.generators import Flow
+from onefold._delivery.steps import Running
 from onefold._handlers.nested import Nest
-from onefold._heartbeat.loops import AsyncHeartbeat
-from onefold._heartbeat.threaded import Heartbeat
+from onefold._heartbeat.async_guards import AsyncHeartbeat
+from onefold._heartbeat.sync_guards import Heartbeat
 from onefold.codecs import Codec
 from onefold.current import Current, around, enter, leave, put_back, transaction_around
 from onefold.events import Teller
 
 
 class DeliveryContext:
-    """Hold an open store, and what its deliveries need: for the drivers of flows, and for `current`."""
+    """An open store, and everything that its deliveries need: for the drivers of flows, and for `current`."""
 
     def __init__(
         self,
@@ -84,17 +85,18 @@ class Opened(NamedTuple):
 
     context: DeliveryContext
     ours: bool
-    # The store that is read as well, if there is one.
+    # The store given as `migrate_from`, if there is one.
     old: Any = None
     old_is_ours: bool = False
 
     def to_close(self) -> list[Any]:
-        """Return what was opened here and not passed in."""
-        return [store for store, ours in ((self.context.store, self.ours), (self.old, self.old_is_ours)) if ours]
+        """Return the stores that were opened here rather than passed in, and that can be closed."""
+        opened = ((self.context.store, self.ours), (self.old, self.old_is_ours))
+        return [store for store, ours in opened if ours and (hasattr(store, "close") or hasattr(store, "aclose"))]
 
 
 class StoreSlot(NamedTuple):
-    """Where a guard keeps its records: what it was given, what it has opened, and whether it is closed."""
+    """The place of a guard's store: its source, the opened stores, and whether the guard is closed."""
 
     source: Any
     migrate_from: Any = None

@@ -1,32 +1,35 @@
-"""Check what a guard was told (policy, scope, codec, listeners), and read calls by it."""
+"""Check a guard's options (policy, scope, codec, listeners), and apply them to calls."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from onefold import keys
+from onefold._checks import with_article
 from onefold._delivery.work import Delivery
 from onefold._fingerprint import of_whole, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._handlers.arguments import (
     FingerprintOf,
     GuardedFunction,
+    GuardScope,
     KeyArgument,
     ScopeOf,
     check_function,
     check_probe,
-    check_scope_is_no_argument,
     full_name,
     name_of,
     named_scope,
+    place_of,
     returns_of,
 )
-from onefold._model import TOKEN_BYTES, Address, DeliveryRequest, Outcome, Policy
+from onefold._model import TOKEN_BYTES, Address, DeliveryRequest
+from onefold._model.policy import Policy, check_fields
 from onefold.codecs import Codec, MsgspecCodec
-from onefold.errors import ResultNotKept, UsageError
+from onefold.errors import UsageError
 from onefold.events import Listener, Teller
 from onefold.keys import Key
 
@@ -35,33 +38,41 @@ T = TypeVar("T")
 
 _PAYLOAD: Final = recipe_of_whole("payload")
 
+# How many variants of a guard's policy are kept: a probe that is made anew for each call makes one for each.
+VARIANTS_MAX: Final = 256
+
 mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
 
 
 class Options:
-    """The options of a guard, checked, and what follows from them for one call."""
+    """The checked options of a guard, and their consequences for one call."""
 
-    _awaited = False
+    _is_async = False
 
     def __init__(
         self,
         policy: Policy | None,
-        scope: str | Callable[[], str | None] | None,
+        fields: Mapping[str, Any],
+        scope: GuardScope,
         on_event: Listener | Iterable[Listener],
         codec: Codec | None,
     ) -> None:
-        self.policy = Policy() if policy is None else self._checked(policy)
+        check_fields(fields, type(self).__init__)
+        policy = Policy() if policy is None else self._checked(policy)
+        self.policy = self._checked(policy.replace(**fields)) if fields else policy
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
         self._policies: dict[str, Policy] = {}
-        # By operation, the first function that was decorated for it.
-        self._functions: dict[str, str] = {}
-        # The type that the codec has accepted last: mostly it is the next one too.
+        # The guard's policy with some fields changed, by these fields: calls repeat them.
+        self._variants: dict[tuple[tuple[str, Any], ...], tuple[Policy, Policy]] = {}
+        # The first function that was decorated for each operation, and where it is written.
+        self._functions: dict[str, tuple[str, str]] = {}
+        # The type that the codec accepted last: usually the next one is the same.
         self._storable: Any = object()
 
     def address(self, operation: str, key: Key, *, scope: str | None = None) -> Address:
-        """Where the record of this key is. Its `digest` belongs into logs, where the key does not."""
+        """Return the address of this key's record. Use its `digest` in logs, where the key does not belong."""
         return keys.address(operation, key, self._scoped(scope))
 
     def _make_delivery(
@@ -73,23 +84,42 @@ class Options:
     ) -> Delivery:
         return Delivery(request, policy, call, returns, self._codec, self._tell, mint)
 
+    def _asked(self, policy: Policy | None, fields: Mapping[str, Any], of: Callable[..., Any]) -> Policy | None:
+        """Return the policy that a call of `of` passes, whole or by some fields; None if it passes none."""
+        if not fields:
+            return policy
+        check_fields(fields, of)
+        if policy is not None:
+            return self._checked(policy).replace(**fields)
+        key = tuple(fields.items())
+        try:
+            found = self._variants.get(key)
+        except TypeError:
+            # A list of errors, say.
+            return self.policy.replace(**fields)
+        if found is None or found[0] is not self.policy:
+            if len(self._variants) >= VARIANTS_MAX:
+                self._variants.clear()
+            found = self._variants[key] = self.policy, self.policy.replace(**fields)
+        return found[1]
+
     def _chosen(self, policy: Policy | None) -> Policy:
-        """The policy that is passed replaces the guard's."""
+        """Return the policy that is passed, or else the guard's."""
         return self.policy if policy is None else self._checked(policy)
 
     def _checked(self, policy: object) -> Policy:
         if not isinstance(policy, Policy):
             raise UsageError(f"policy={type(policy).__name__} has to be a Policy: write policy=Policy(keep='7d')")
-        check_probe(policy.after_crash, is_async=self._awaited)
+        check_probe(policy.after_crash, is_async=self._is_async)
         return policy
 
     def _joined_policy(self, policy: Policy | None) -> Policy:
-        """The policy inside a transaction of the caller's, whose rollback would take a remembered failure back."""
+        """Return the policy for a caller's transaction, whose rollback would take a remembered failure back."""
         found = self._chosen(policy)
-        if found.remember:
+        if found.final_errors:
             raise UsageError(
-                "within() cannot remember a failure: the rollback takes it back. Use transactional(), or pass "
-                "policy=guard.policy.but(remember=())"
+                "within() cannot remember a failure: the rollback removes it. Use transactional(), or pass "
+                "final_errors=()"
             )
         return found
 
@@ -103,7 +133,7 @@ class Options:
             if not has_no_form(payload):
                 raise
             raise UsageError(
-                f"{operation}: fingerprint={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
+                f"{operation}: payload={type(payload).__name__}: the payload cannot be fingerprinted: {error}. "
                 "Nothing ran"
             ) from error
         return DeliveryRequest(address, fingerprint, bypass)
@@ -117,10 +147,10 @@ class Options:
     def _scoped(self, scope: str | None) -> str | None:
         if scope is not None or not callable(self._scope):
             return self._scope if scope is None else scope  # type: ignore[return-value]
-        return named_scope(self._scope(), "the guard's scope=")
+        return named_scope(self._scope(), "the guard's scope= returned")
 
     def _by_hand(self, operation: str, key: object, scope: str | None, returns: Any = Any) -> Delivery:
-        """What the record tools need: an address, and nothing to run."""
+        """Make a delivery for the record tools, which need an address and run nothing."""
         policy = self._policies.get(operation, self.policy)
         return self._make_delivery(self._request(operation, key, scope), nothing, returns, policy)
 
@@ -136,17 +166,17 @@ class Options:
         *,
         injects_tx: bool = False,
     ) -> tuple[GuardedFunction, Callable[[], Any]]:
-        """What a decorator needs: how to read the arguments, and the type of the result, checked now if it can be."""
-        check_function(function, is_async=self._awaited, guard=type(self).__name__)
+        """Return how to read a function's arguments, and its result type, checked now if possible."""
+        check_function(function, is_async=self._is_async, guard=type(self).__name__)
+        if injects_tx:
+            self._check_injects_tx(function)
         if policy is not None:
-            # Whoever resolves a record by hand names its operation, and means that operation's own policy.
+            # A record is resolved by hand under the name of its operation, with that operation's own policy.
             self._policies[operation] = self._checked(policy)
-        if isinstance(scope, str):
-            check_scope_is_no_argument(function, scope)
-        if scope is None:
-            scope = self._scope if not callable(self._scope) else lambda *_args, **_kwargs: self._scoped(None)
-        call = GuardedFunction(function, operation, key, scope, fingerprint, injects_tx=injects_tx)
-        self._tell_if_shared(operation, full_name(function))
+        call = GuardedFunction(
+            function, operation, key, scope, fingerprint, guards_scope=self._scope, injects_tx=injects_tx
+        )
+        self._tell_if_shared(operation, function)
 
         @functools.cache
         def result_type() -> Any:
@@ -159,20 +189,25 @@ class Options:
             return call, functools.partial(_named, function, result_type)
         return call, result_type
 
-    def _tell_if_shared(self, operation: str, name: str) -> None:
-        """Two functions under one operation share their records, which is hardly ever meant."""
-        first = self._functions.setdefault(operation, name)
+    def _check_injects_tx(self, function: Callable[..., Any]) -> None:
+        """Raise `UsageError` if the store is known to have no transactions for this function."""
+        raise NotImplementedError
+
+    def _tell_if_shared(self, operation: str, function: Callable[..., Any]) -> None:
+        """Warn about two functions under one operation: they share their records, which is hardly ever intended."""
+        name, place = full_name(function), place_of(function)
+        first, where = self._functions.setdefault(operation, (name, place))
         if first != name:
             self._tell.warn(
                 operation,
-                f"{first}() and {name}() are both this operation, and so share its records: a key that one has "
-                "finished is replayed by the other, and only arguments of the same name are compared. Give each "
-                "an operation of its own, unless both do the same thing",
+                f"{first}(){where} and {name}(){place} are both this operation, and so share its records: a key "
+                "that one has finished is replayed by the other, and only arguments of the same name are compared. "
+                "Give each an operation of its own, unless both do the same thing",
                 about=name,
             )
 
     def _returns(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
-        """The checked type of a function's result. Raises `NameError` for an annotation that cannot be read yet."""
+        """Return the checked type of a function's result. Raise `NameError` if its annotation cannot be read yet."""
         if returns is Any:
             returns = returns_of(function)
         if returns is not self._storable and self._chosen(policy).keep_result:
@@ -180,6 +215,8 @@ class Options:
         return returns
 
     def _returns_now(self, function: Callable[..., Any], returns: Any, policy: Policy | None) -> Any:
+        if not callable(function):
+            raise _not_a_function(function)
         try:
             return self._returns(function, returns, policy)
         except NameError as error:
@@ -189,19 +226,30 @@ class Options:
         try:
             self._codec.check(returns)
         except UsageError as error:
-            raise UsageError(f"what {name_of(function)}() returns cannot be remembered: {error}") from error
+            raise UsageError(f"the result of {name_of(function)}() cannot be remembered: {error}") from error
         self._storable = returns
 
 
-def unwrap(outcome: Outcome[T], request: DeliveryRequest, returns: Any) -> T:
-    """The value, as a decorated function hands it out."""
-    if outcome.replayed and outcome.omitted and returns is not type(None):
-        raise ResultNotKept.about(request.address, remark=outcome.remark)
-    return outcome.value
+def check_of_message(function: object, name: str) -> None:
+    """Raise `UsageError` for what is no function of a message: it would fail for each of them, one by one."""
+    if not callable(function):
+        raise UsageError(f"{name}={function!r}: a batch needs a function of the message, such as {name}=lambda m: m.id")
 
 
 def nothing() -> None:
-    """For work that runs no handler."""
+    """Do nothing: the handler of a delivery that runs none."""
+
+
+def _not_a_function(given: object) -> UsageError:
+    """Return the error of a call that was made too early: `run("charge", key, charge(4200))`."""
+    close = getattr(given, "close", None)
+    if isinstance(given, Coroutine) and close is not None:
+        # It never runs, which is told here.
+        close()
+    return UsageError(
+        f"the call is {with_article(type(given).__name__)}, which cannot be called. Pass the function, not its result: "
+        "lambda: charge(4200), or functools.partial(charge, 4200). Nothing is recorded"
+    )
 
 
 def _named(function: Callable[..., Any], result_type: Callable[[], Any]) -> Any:
@@ -219,7 +267,7 @@ def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
 
 
 def moment() -> str:
-    """Return the time in words for people: when somebody resolved a record. Nothing is decided by it."""
+    """Return the current time as text, for the remark of a resolved record. No decision depends on it."""
     from datetime import UTC, datetime
 
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from onefold._concurrency.generators import Flow
 from onefold._delivery.fresh import sort_out_all
 from onefold._delivery.joined import join
-from onefold._delivery.steps import Flow
 from onefold._guard.base import GuardBase
 from onefold._guard.context import DeliveryContext
-from onefold._guard.options import nothing
+from onefold._guard.options import check_of_message, nothing
 from onefold._handlers.nested import Nest
-from onefold._model import Fresh, Outcome, Policy
+from onefold._model import Fresh, Outcome
+from onefold._model.policy import Policy
 from onefold.current import transaction_around
 from onefold.errors import UsageError
-from onefold.transactions import Column, check_compared
+from onefold.transactions import RecordColumn, check_compared
 from onefold.transactions import join as join_connection
 
 G = TypeVar("G", bound=GuardBase)
@@ -23,12 +24,17 @@ M = TypeVar("M")
 
 
 class WithinBase(Generic[G]):
-    """A guard, a connection of the caller's, and the column of the caller's own table that is the record."""
+    """A guard, a caller's connection, and the column of the caller's own table that is the record."""
 
-    def __init__(self, guard: G, connection: Any, record: Column | None) -> None:
+    def __init__(self, guard: G, connection: Any, record: RecordColumn | None, policy: Policy | None) -> None:
         self._guard = guard
         self._connection = connection
         self._record = record
+        self._policy = policy
+
+    def _asked(self, policy: Policy | None, fields: Mapping[str, Any], of: Callable[..., Any]) -> Policy | None:
+        """Return the policy of one call: its own, or that of all calls on this connection."""
+        return self._guard._asked(self._policy if policy is None else policy, fields, of)
 
     def _deliver(
         self,
@@ -37,20 +43,20 @@ class WithinBase(Generic[G]):
         call: Callable[[], Any],
         returns: Any,
         scope: str | None,
-        fingerprint: object,
+        payload: object,
         policy: Policy | None,
         *,
         bypass: bool,
     ) -> tuple[Flow[Outcome[Any]], DeliveryContext, Nest | None]:
-        """Return the flow of one delivery, what its driver works with, and what runs around it on the connection."""
+        """Return the flow of one delivery, the context for its driver, and the nest that it runs in, if any."""
         guard = self._guard
-        check_compared(self._record, fingerprint)
-        request = guard._request(operation, key, scope, fingerprint, bypass=bypass)
+        check_compared(self._record, payload)
+        request = guard._request(operation, key, scope, payload, bypass=bypass)
         policy = guard._joined_policy(policy)
         guard._check_outside(request, self._connection)
         nest = self._around()
         delivery = guard._make_delivery(request, call, guard._returns_now(call, returns, policy), policy)
-        joined = join_connection(self._connection, self._record, is_async=guard._awaited)
+        joined = join_connection(self._connection, self._record, is_async=guard._is_async)
         context = guard._context_on(joined, self._connection)
         return guard._read_through_joined(join(delivery, confirm=self._record is not None)), context, nest
 
@@ -60,24 +66,27 @@ class WithinBase(Generic[G]):
         messages: Sequence[M],
         key: Callable[[M], object],
         scope: str | Callable[[M], str] | None,
-        fingerprint: Callable[[M], object] | None,
+        payload: Callable[[M], object] | None,
         policy: Policy | None,
     ) -> tuple[Flow[Fresh[M]], DeliveryContext, Nest | None]:
-        """Return the same for a batch whose handler nobody calls: the caller does the work."""
+        """Return the same for a batch without a handler: the caller does the work."""
         guard, connection = self._guard, self._connection
+        check_of_message(key, "key")
+        if payload is not None:
+            check_of_message(payload, "payload")
         if self._record is not None:
-            raise UsageError("fresh() writes records of its own, and cannot with record=. Use run() for each message")
+            raise UsageError("fresh() writes records of its own, which record= rules out. Use run() for each message")
         policy = guard._joined_policy(policy)
         deliveries = [
-            guard._batch_deliveries(message, operation, key, nothing, Any, scope, fingerprint, policy, connection)
+            guard._batch_deliveries(message, operation, key, nothing, Any, scope, payload, policy, connection)
             for message in messages
         ]
         nest = self._around()
-        context = guard._context_on(join_connection(connection, None, is_async=guard._awaited), connection)
+        context = guard._context_on(join_connection(connection, None, is_async=guard._is_async), connection)
         return guard._read_through_joined(sort_out_all(messages, deliveries)), context, nest
 
     def _around(self) -> Nest | None:
-        """Return what runs inside of a handler around us. Raise `UsageError` where that is in another thread."""
+        """Return the nest of a surrounding handler, if any. Raise `UsageError` if that handler is in another thread."""
         _, nest = transaction_around(self._connection)
         if nest is not None:
             nest.check_thread()

@@ -1,1 +1,1 @@
-"""Call a user's function: bind its arguments, run its steps, read what it returns."""
+"""Call a user's function: bind its arguments, run its steps, check what it returns."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import operator
 import typing
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold import keys
-from onefold._checks import did_you_mean
+from onefold._checks import STANDS_FOR, did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._handlers.innermost import annotated
@@ -26,7 +27,9 @@ OTHER_WAYS: Final = ("outcome", "bypass")
 ALL: Final = "*"
 
 KeyArgument = str | Sequence[str] | Callable[..., Any]
-ScopeOf = str | Callable[..., str | None] | None
+ScopeOf = str | Sequence[str] | Callable[..., Any] | None
+# A guard's own: one for all calls, or a function of nothing.
+GuardScope = str | Callable[[], str | None] | None
 FingerprintOf = str | Sequence[str] | Callable[..., Any] | None
 
 # The parameter that receives the transaction, by its name.
@@ -47,6 +50,7 @@ class GuardedFunction:
         scope: ScopeOf,
         fingerprint: FingerprintOf,
         *,
+        guards_scope: GuardScope = None,
         injects_tx: bool = False,
     ) -> None:
         # Imported here, where a function is decorated: it is the heaviest import of all.
@@ -65,7 +69,11 @@ class GuardedFunction:
         self._tails = self._defaults_after() if self._simple else ()
         self._key_names = () if callable(key) else self._checked(key, "key")
         self._key = key if callable(key) else None
-        self._scope = scope if callable(scope) else keys.checked_scope(scope)
+        self._scope = scope if callable(scope) else None
+        self._scope_names = () if scope is None or callable(scope) else self._checked(scope, "scope", advice_on(scope))
+        self._guards_scope = guards_scope if callable(guards_scope) else None
+        # The scope of all calls; None if it is made for each.
+        self._one_scope = None if scope or callable(guards_scope) else keys.checked_scope(guards_scope)
         self._payload_names, self._payload = self._payload_of(fingerprint)
         # None if the key is made of several arguments, or by a function.
         self._key_at = self._names.index(self._key_names[0]) if len(self._key_names) == 1 else None
@@ -98,7 +106,7 @@ class GuardedFunction:
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, bytes | None]:
         """Return the scope and key of a call, checked, and the fingerprint of its payload."""
         bound = self._bind(args, kwargs)
-        scope = self._scope if isinstance(self._scope, str) else self._scope_of(self._scope(*args, **kwargs))
+        scope = self._scope_of(bound, args, kwargs) if self._one_scope is None else self._one_scope
         if self._key is not None:
             key = keys.checked_key(self._key(*args, **kwargs), self.operation)
         else:
@@ -120,19 +128,31 @@ class GuardedFunction:
             raise mistake from error
 
     def _computed(self, address: tuple[str, str, str], payload: object) -> bytes:
-        """Return the fingerprint of what the user's own function made of the arguments."""
+        """Return the fingerprint of the payload that the user's own function computed."""
         try:
             return of_whole(self._recipe, address, payload)
         except Exception as error:
             if not has_no_form(payload):
                 raise
             raise UsageError(
-                f"{self.operation}: what fingerprint= made of the arguments of {self.name}() cannot be fingerprinted "
-                f"({error}). Nothing ran"
+                f"{self.operation}: what fingerprint= returned for the arguments of {self.name}() cannot be "
+                f"fingerprinted ({error}). Nothing ran"
             ) from error
 
-    def _scope_of(self, found: str | None) -> str:
-        return named_scope(found, f"{self.operation}: scope=")
+    def _scope_of(self, bound: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the scope of one call, checked."""
+        if self._scope is not None:
+            return named_scope(self._scope(*args, **kwargs), f"{self.operation}: scope= returned")
+        if not self._scope_names:
+            return self._scope_of_guard()
+        of = f"{self.operation}: {' and '.join(self._scope_names)} of {self.name}() is the scope, and is"
+        found = [named_scope(bound[self._names.index(name)], of) for name in self._scope_names]
+        if len(found) == 1:
+            return found[0]
+        return keys.checked_scope(keys.joined(dict(zip(self._scope_names, found, strict=True))))
+
+    def _scope_of_guard(self) -> str:
+        return named_scope(self._guards_scope and self._guards_scope(), "the guard's scope= returned")
 
     def _joined_key(self, bound: Sequence[Any]) -> str:
         return keys.joined({name: bound[self._names.index(name)] for name in self._key_names})
@@ -143,7 +163,7 @@ class GuardedFunction:
         return named
 
     def _undigestible(self, bound: Sequence[Any]) -> UsageError | None:
-        """Return the error about an argument that cannot be fingerprinted; None: all of them can."""
+        """Return the error about an argument that cannot be fingerprinted; None if all of them can."""
         found = keys.undigestible(dict(zip(self._payload_names, self._payload_from(bound), strict=True)))
         if found is None:
             return None
@@ -155,7 +175,7 @@ class GuardedFunction:
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the arguments in signature order, with defaults; a wrong call raises what it always would."""
+        """Return the arguments in signature order, with defaults; a wrong call raises the usual TypeError."""
         if self._simple and len(args) <= len(self._names):
             tail = None if kwargs else self._tails[len(args)]
             if tail is not None:
@@ -164,7 +184,10 @@ class GuardedFunction:
             named = self._defaults | kwargs
             if kwargs.keys() <= set(rest) <= named.keys():
                 return [*args, *(named[name] for name in rest)]
-        whole = self.signature.bind(*args, **kwargs)
+        try:
+            whole = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
         whole.apply_defaults()
         return [whole.arguments[name] for name in self._names]
 
@@ -186,16 +209,15 @@ class GuardedFunction:
             return tuple(name for name in self._names if name not in hidden), None
         return self._checked(fingerprint, "fingerprint"), None
 
-    def _checked(self, names: str | Sequence[str], argument: str) -> tuple[str, ...]:
+    def _checked(self, names: str | Sequence[str], argument: str, advice: str = "") -> tuple[str, ...]:
         wanted = (names,) if isinstance(names, str) else tuple(names)
         if not wanted:
             raise UsageError(f"{argument}= names no argument of {self.name}()")
         for name in wanted:
             if name not in self._names:
-                raise UsageError(
-                    f"{argument}={name!r} is not an argument of {self.name}{self.signature}"
-                    f"{did_you_mean(name, self._names)}"
-                )
+                near = did_you_mean(name, self._names)
+                more = f"{'' if near else '.'} {advice}" if advice else ""
+                raise UsageError(f"{argument}={name!r} is not an argument of {self.name}{self.signature}{near}{more}")
         return wanted
 
 
@@ -242,22 +264,18 @@ def _is_async(call: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
-def named_scope(found: str | None, of: str) -> str:
-    """Return what a function gave as a scope. If it finds none, two tenants must not share a record."""
+def named_scope(found: object, of: str) -> str:
+    """Return the scope that was found; refuse none, because two tenants must not share a record."""
+    if isinstance(found, (int, uuid.UUID)) and not isinstance(found, bool):
+        found = str(found)
     if not found:
-        raise UsageError(f"{of} gave {found!r}: it has to name a tenant or caller")
+        raise UsageError(f"{of} {found!r}: it has to name a tenant or caller")
     return keys.checked_scope(found)
 
 
-def check_scope_is_no_argument(function: Callable[..., Any], scope: str) -> None:
-    """Refuse a scope that names an argument, as `key=` does: all tenants would share one scope of that name."""
-    import inspect
-
-    if scope in inspect.signature(function).parameters:
-        raise UsageError(
-            f"scope={scope!r} is one scope for all calls, and not the argument of {name_of(function)}() of that name: "
-            f"then all would share their keys. Pass a function of the arguments, that gives {scope}"
-        )
+def advice_on(scope: str | Sequence[str]) -> str:
+    """Return the advice for a scope that names no argument: it may be meant as one for all calls."""
+    return f"One scope for all calls belongs to the guard: Guard(..., scope={scope!r})" if scope else ""
 
 
 class Method:
@@ -300,7 +318,7 @@ def returns_of(function: Callable[..., Any]) -> Any:
     """
     # A plain function, as it is passed to `run` with each delivery, is not searched for another one inside.
     if type(function) is not FunctionType or function.__dict__:
-        # For a bound method, too: the methods of two objects are two, their function is one.
+        # For a bound method, too: each object has its own, but their function is one.
         function = annotated(function)
     annotations = getattr(function, "__annotations__", None)
     # An object may have anything there: an AsyncMock has nothing.
@@ -334,6 +352,12 @@ def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function for messages; partials and objects have none of their own."""
     function = annotated(function)
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return where a function is written, for messages: `app.py:12`; empty if that is not known."""
+    code = getattr(annotated(getattr(function, STANDS_FOR, function)), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def full_name(function: Callable[..., Any]) -> str:

@@ -36,7 +36,7 @@ def _followed(call: Any, inside: Callable[[Any], Any]) -> Any:
 
 
 def _inside(call: Any) -> Any:
-    """Return what is inside a partial, a method or a decorator; None: it is not one of them."""
+    """Return the function inside a partial, a method or a decorator; None if it is none of them."""
     # Not `isinstance`, which the object itself can answer, as a `Mock` with a spec does.
     kind = type(call)
     if issubclass(kind, (partial, partialmethod)):
@@ -47,7 +47,7 @@ def _inside(call: Any) -> Any:
 
 
 def _method_of(call: Any) -> Any:
-    """Return what runs when an object is called; None: it is a function or a class."""
+    """Return the method that runs when an object is called; None if it is a function or a class."""
     if issubclass(type(call), (FunctionType, type)):
         return None
     method = getattr(type(call), "__call__", None)  # noqa: B004 - its method

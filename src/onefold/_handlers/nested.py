@@ -1,20 +1,20 @@
 """Deliveries nested in another one's transaction: those that its handler makes on the same connection.
 
-They commit with the outer one, or neither does. So none of them may be running when that transaction ends: what comes
-after would be committed by itself, or be lost. In sync code a call ends before its caller continues, and only a call
-from another thread is refused. A task of an async handler may outlive it, though. There the nested deliveries of one
-handler run one after the other, because a connection has one transaction and one sequence of savepoints; and the end of
-the transaction waits for those that were started while the handler ran.
+They commit with the outer one, or neither does. So none of them may be running when that transaction ends: later
+statements would be committed by themselves, or be lost. In sync code a call ends before its caller continues, and only
+a call from another thread is refused. A task of an async handler may outlive it, though. There the nested deliveries of
+one handler run one after the other, because a connection has one transaction and one sequence of savepoints; and the
+end of the transaction waits for those that were started while the handler ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._concurrency import interrupts
+from onefold._concurrency.users_errors import passing_async
 from onefold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from onefold._model import Address
 
 AWAIT_IT: Final = (
-    "Await in a handler what it starts, as asyncio.TaskGroup does. What is to run on its own needs a context of its "
-    "own: create_task(..., context=contextvars.Context())"
+    "Await everything that a handler starts, as asyncio.TaskGroup does. Work that is independent of it needs its "
+    "own context: create_task(..., context=contextvars.Context())"
 )
 
 
@@ -38,7 +38,7 @@ class Nest:
         self._thread = get_ident()
         # Created with the first nested delivery, which most handlers do not have.
         self._turn: asyncio.Lock | None = None
-        # Those that run, and those that wait for their turn.
+        # Those that are running, and those that wait for their turn.
         self._under_way = 0
         # Whether the handler has ended, and whether it failed.
         self._over = False
@@ -52,16 +52,16 @@ class Nest:
         """Raise `UsageError` in a thread other than the handler's: a connection works for one at a time."""
         if get_ident() != self._thread:
             raise UsageError(
-                f"called in another thread than the handler around it, {self._named()}, whose transaction it would "
-                "join. Nothing ran. Call it in the handler's own thread, or outside of the transaction: "
+                f"called in a different thread from the handler around it, {self._named()}, whose transaction it would "
+                "join. Nothing ran. Call it in the handler's own thread, or outside the transaction: "
                 "contextvars.Context().run(...)"
             )
 
-    @asynccontextmanager
+    @passing_async
     async def turn(self, transaction: Any = None) -> AsyncIterator[Any]:
-        """Wait until no other delivery runs inside of this handler; then give its transaction.
+        """Wait until no other delivery runs inside this handler; then yield its transaction.
 
-        A nested delivery of its own has a nest of its own.
+        A delivery nested in a nested one has a nest of its own.
         """
         from asyncio import Lock
 
@@ -71,7 +71,7 @@ class Nest:
         try:
             async with self._turn:
                 if self._failed:
-                    raise UsageError(f"not run: the handler around it, {self._named()}, failed meanwhile. {AWAIT_IT}")
+                    raise UsageError(f"not run, because the handler around it, {self._named()}, has failed. {AWAIT_IT}")
                 yield transaction
         except BaseException as error:
             if self._over:
@@ -105,8 +105,8 @@ class Nest:
             return error
         if self._given_up:
             mistake = self._too_late()
-            # Not its cause, which says why a transaction is retried: what is still running would collide with the new
-            # one.
+            # Not as its cause, which says why a transaction is retried: work that is still running would collide with
+            # the new one.
             mistake.__context__ = error
             return mistake
         if error is not None or self._failure is None:
@@ -122,8 +122,8 @@ class Nest:
     def _too_late(self) -> UsageError:
         return UsageError(
             f"{self._named()}: a delivery that its handler had started was still running "
-            f"{interrupts.CLEAN_UP_SECONDS:g} s after the handler had ended. The connection was closed, and nothing "
-            f"was committed, of neither. {AWAIT_IT}"
+            f"{interrupts.CLEAN_UP_SECONDS:g} s after the handler had ended. The connection was closed, and neither "
+            f"was committed. {AWAIT_IT}"
         )
 
     def _named(self) -> str:
@@ -131,7 +131,7 @@ class Nest:
 
 
 async def _close(store: Any) -> None:
-    """Close the connection under what still runs on it; first in a way that a library in between notices."""
+    """Close the connection under work that is still running; first in a way that a library in between notices."""
     import asyncio
 
     spoiling = asyncio.ensure_future(store.spoil(interrupts.When.AFTER))

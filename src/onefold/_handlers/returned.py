@@ -1,4 +1,4 @@
-"""Tell a handler's result from an object of which nothing has run yet.
+"""Tell a handler's result from an object whose code has not run yet.
 
 A generator or coroutine object that a call returns says little by itself. If it is the handler's own, because the
 handler is a generator function or an async one, nothing ran. If an ordinary function has returned it, that function has
@@ -24,9 +24,9 @@ class NotAsync(UsageError, OutcomeUnknown):
 
 
 def mistake(call: Callable[..., Any], value: Any, *, is_async: bool) -> UsageError | None:
-    """Return what is wrong with one of `SUSPENDED` that a call has returned; None: it is a result like any other.
+    """Return the error for a value of `SUSPENDED` that a call returned; None if it is a result like any other.
 
-    `is_async`: it came out of a coroutine, which has run.
+    `is_async`: it is the result of a coroutine, which has run.
     """
     own = not is_async and is_own(call, value)
     if isinstance(value, CoroutineType):
@@ -35,30 +35,30 @@ def mistake(call: Callable[..., Any], value: Any, *, is_async: bool) -> UsageErr
         if own:
             return UsageError("the handler is async, and this guard is not: nothing ran. Use an AsyncGuard")
         return NotAsync(
-            f"the handler has run, and returned the coroutine {name}(), which nobody awaits: what the handler did is "
-            "done, and what the coroutine was to do is not. So the outcome is unknown. Await it in the handler"
+            f"the handler ran, and returned the coroutine {name}(), which nobody awaits: the handler's own work is "
+            "done, the coroutine's is not, so the outcome is unknown. Await it in the handler"
         )
     if not own:
         return None
     if isinstance(value, GeneratorType):
         value.close()
-    return UsageError("the handler is a generator: nothing of it ran. Return a value instead of yielding")
+    return UsageError("the handler is a generator: nothing ran. Return a value instead of yielding")
 
 
 def mistaken_probe(value: Any) -> UsageError:
-    """Return what is wrong with a probe that has returned one of `SUSPENDED`: it has not answered."""
+    """Return the error for a probe that returned one of `SUSPENDED`: it has not answered."""
     name = value.__qualname__
     if isinstance(value, CoroutineType):
         value.close()
         return UsageError(
-            f"the probe (after_crash=) has returned the coroutine {name}(), which nobody awaits, and no answer. "
-            "Return what it gives, or use an AsyncGuard, whose probe may be async"
+            f"the probe (after_crash=) has returned the coroutine {name}(), which nobody awaits, and no answer. Return "
+            "its result, or use an AsyncGuard, whose probe may be async"
         )
     return UsageError(f"the probe (after_crash=) has returned the generator {name}(), and no answer")
 
 
 def is_own(call: Callable[..., Any], value: Any) -> bool:
-    """Return whether this object is the handler itself, of which not one line has run."""
+    """Return whether this object is the handler itself, not one line of which has run."""
     if _has_begun(value):
         return False
     function = innermost(call)

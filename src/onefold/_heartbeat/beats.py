@@ -1,7 +1,7 @@
-"""The claims that are kept alive: when each was renewed, when it is due again, and whether it is lost.
+"""The live claims: when each was renewed, when it is due again, and whether it is lost.
 
-A claim is renewed every third of its lease. Whether it is lost is told by the worker's own monotonic clock, one lease
-after the *sending* of the last confirmed renewal, so that it shows even while the heartbeat itself is starved.
+A claim is renewed every third of its lease. Whether it is lost is determined by the worker's own monotonic clock, one
+lease after the *sending* of the last confirmed renewal, so that it shows even while the heartbeat itself is starved.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BEATS_PER_LEASE: Final = 3
 
 
 class Beat(msgspec.Struct, eq=False):
-    """One claim under the heartbeat's care."""
+    """One claim that the heartbeat renews."""
 
     claim: Claim
-    # When the last confirmed renewal was sent, and when the next one has to be.
+    # When the last confirmed renewal was sent, and when the next one is due.
     sent: float
     due: float
-    # Called once when the claim is lost, where the policy asks for it.
+    # Called once when the claim is lost, if the policy asks for it.
     cancel: Callable[[], object] | None = None
     cancelled: bool = False
     # A renewal was sent and has not been answered: no second one is sent behind it.
@@ -36,7 +36,7 @@ class Beat(msgspec.Struct, eq=False):
 
     @property
     def left(self) -> float:
-        """How long the claim is certainly still ours."""
+        """Return how long the claim is certainly still ours."""
         return self.sent + self.claim.lease - clock.monotonic()
 
     @property
@@ -44,7 +44,7 @@ class Beat(msgspec.Struct, eq=False):
         return self.left <= 0
 
     def refuse(self) -> None:
-        """The store says that the claim is another's: as if no renewal had ever been confirmed, and none is sent."""
+        """Mark the claim as lost, because the store says that another owns it; send no more renewals."""
         self.sent, self.due = -math.inf, math.inf
 
     @property
@@ -53,10 +53,10 @@ class Beat(msgspec.Struct, eq=False):
 
 
 class Beats(dict[bytes, Beat]):
-    """The claims of one guard that are alive in this process, by token."""
+    """The live claims of one guard in this process, by token."""
 
     def add(self, claims: Sequence[Claim], sent: float) -> tuple[float, float]:
-        """Take them into care: how long all of them are certainly still ours, and when the first is due."""
+        """Add claims; return how long all of them are certainly still ours, and when the first is due."""
         end = due = math.inf
         for claim in claims:
             beat = self.setdefault(claim.token, Beat(claim, sent, sent + claim.lease / BEATS_PER_LEASE))
@@ -74,7 +74,7 @@ class Beats(dict[bytes, Beat]):
         return min((beat.due for beat in list(self.values())), default=math.inf)
 
     def due(self, now: float) -> list[Beat]:
-        """The beats to send now; each is due again a third of its lease later, whatever comes of this one."""
+        """Return the beats to send now; each is due again a third of its lease later, whatever its answer."""
         due = [beat for beat in list(self.values()) if beat.due <= now]
         for beat in due:
             beat.due = now + beat.claim.lease / BEATS_PER_LEASE

@@ -1,4 +1,4 @@
-"""The worker's own monotonic clock. In a place of its own, so that a test can move it."""
+"""The worker's own monotonic clock, in a module of its own so that a test can move it."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from onefold._model import Claim
 
 T = TypeVar("T")
 
-# How many requests a sync guard sends at the same time to a store that renews one by one: fewer than the ten
-# connections that client libraries usually keep. An async guard sends more, as waiting costs it nothing.
+# How many concurrent requests a sync guard sends to a store that renews one by one: fewer than the ten connections that
+# client libraries usually keep. An async guard sends more, as waiting costs it nothing.
 THREADS_MAX: Final = 8
-# How many threads in all may wait for missing answers before no further renewal is sent.
+# How many threads in all may wait for missing answers before further renewals are held back.
 HANGING_MAX: Final = 64
 TASKS_MAX: Final = 32
 
@@ -28,7 +28,7 @@ def groups_of(store: Any, claims: Sequence[Claim], *, batching: bool) -> list[Gr
     A store of several servers says with `renewal_groups` which claims fail together; any other renews all at once.
     """
     if not batching:
-        return [[place] for place in range(len(claims))]
+        return [[index] for index in range(len(claims))]
     grouped = getattr(store, "renewal_groups", None)
     return [list(range(len(claims)))] if grouped is None else grouped(claims)
 

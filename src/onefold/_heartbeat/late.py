@@ -1,4 +1,4 @@
-"""Tells of renewals that take too long: a driver that waits for an answer cannot be told to stop."""
+"""Report renewals that take too long: a driver that waits for an answer cannot be told to stop."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from onefold.events import Teller
 
 
 def tell_if_late(beats: Beats | None, due: Sequence[Beat], tell: Teller) -> threading.Event:
-    """Tell of renewals that take too long, until the event is set: a driver that waits cannot be told to stop.
+    """Report renewals that take too long, until the event is set: a driver that waits cannot be told to stop.
 
-    `beats`: all that wait for these, where nothing else is sent before they are answered.
+    `beats` are all that wait for these, if nothing else is sent before they are answered.
     """
     answered = threading.Event()
     waits = threading.Thread(
         target=_await_answer, args=(answered, beats, due, tell), name="onefold-late-renewal", daemon=True
     )
-    # A process that ends starts no threads any more.
+    # A process that is exiting cannot start threads any more.
     with suppress(RuntimeError):
         waits.start()
     return answered
 
 
 def _await_answer(answered: threading.Event, beats: Beats | None, due: Sequence[Beat], tell: Teller) -> None:
-    """Tell of each claim that it is not renewed, and once more when its lease has ended.
+    """Report each claim that is not renewed, and once more when its lease has ended.
 
-    Those that become due meanwhile are not renewed either, where nothing is sent before this is answered.
+    Claims that become due meanwhile are not renewed either, if nothing is sent before this is answered.
     """
     told: dict[bytes, bool] = {}
     late = list(due)

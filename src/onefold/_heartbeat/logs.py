@@ -7,7 +7,7 @@ from typing import Protocol
 
 from onefold._model import Claim
 from onefold.durations import as_text
-from onefold.errors import OnefoldError
+from onefold.errors import OnefoldError, although_it_ran
 from onefold.events import Kind, Teller
 
 
@@ -35,18 +35,18 @@ def told_failed(tell: Teller, beats: Sequence[Told], error: Exception) -> None:
 
 
 def told_left(seconds: float) -> None:
-    """Log that a heartbeat was closed while a renewal was under way."""
+    """Log that a heartbeat was closed while a renewal was in progress."""
     import logging
 
     logging.getLogger("onefold").warning(
         "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
-        "connection are left to themselves. Give the driver timeouts below the lease",
+        "connection are abandoned. Give the driver timeouts below the lease",
         as_text(seconds),
     )
 
 
 def _warn(beats: Sequence[Told], cause: str) -> None:
-    """Log it while there is still time: another worker may take over the claim when its lease is over."""
+    """Log a missed renewal while there is still time: another worker may take over the claim when its lease is over."""
     import logging
 
     first = min(beats, key=lambda beat: beat.left)
@@ -58,6 +58,6 @@ def _warn(beats: Sequence[Told], cause: str) -> None:
         first.claim.address.digest,
         others,
         f"ends in {as_text(left)}" if left > 0 else "has ended",
-        # Worded as a store words it for a claim. Here the handler is running.
-        cause.replace("Nothing ran. ", ""),
+        # The handler is running.
+        although_it_ran(cause),
     )

@@ -1,7 +1,8 @@
-"""One renewal of some claims, sync or async, and what its answer means for each of them.
+"""One renewal of some claims, sync or async, and the meaning of its answers.
 
-The renewal of one claim never depends on another's: what fails by itself (a record of a store that renews one by one, a
-server of several) is sent by itself, each answer counts as soon as it is there, and an error is about its own claims.
+The renewal of one claim never depends on another's: claims that can fail separately (in a store that renews one by one,
+on one of several servers) are sent separately, each answer counts as soon as it arrives, and an error concerns its own
+claims only.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Outcome = tuple[list[Beat], Exception | None]
 
 
 def renew(store: Any, beats: list[Beat], tell: Teller) -> None:
-    """Renew these claims, blocking: an error is about them alone."""
+    """Renew these claims, blocking; an error concerns them alone."""
     sent, claims = clock.monotonic(), claims_of(beats)
     try:
         answers = store.extend_all(claims) if isinstance(store, Batching) else [store.extend(claims[0])]
         hear(beats, answers, sent)
-    except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
+    except Exception as error:  # noqa: BLE001 - the next beat retries, and `lost` is determined by the clock
         tell_failures(tell, [(unanswered(beats, error, sent), error)])
     finally:
         for beat in beats:
@@ -39,7 +40,7 @@ def renew(store: Any, beats: list[Beat], tell: Teller) -> None:
 
 
 async def renew_async(store: Any, beats: list[Beat], *, batching: bool, room: asyncio.Semaphore | None = None) -> None:
-    """Renew these claims, awaiting: their turn, where there is a room for some only, and then their answers."""
+    """Renew these claims asynchronously, waiting for their turn first if `room` limits concurrency."""
     async with room or nullcontext():
         sent, claims = clock.monotonic(), claims_of(beats)
         try:
@@ -57,7 +58,7 @@ async def outcome_of(asked: Awaitable[None], beats: list[Beat]) -> Outcome:
         await wait_for(asked, patience(beats))
     except PartlyRenewed as error:
         return unanswered(beats, error, None), error
-    except Exception as error:  # noqa: BLE001 - the next beat tries again, and `lost` is told by the clock
+    except Exception as error:  # noqa: BLE001 - the next beat retries, and `lost` is determined by the clock
         return beats, error
     finally:
         for beat in beats:
@@ -70,11 +71,11 @@ def claims_of(beats: Sequence[Beat]) -> list[Claim]:
 
 
 def grouped(beats: Sequence[Beat], groups: Sequence[Sequence[int]]) -> list[list[Beat]]:
-    return [[beats[place] for place in group] for group in groups]
+    return [[beats[index] for index in group] for group in groups]
 
 
 def hear(beats: Sequence[Beat], answers: Sequence[bool | None], sent: float) -> None:
-    """Keep what the store answered to the beats that were sent at this moment; None is no answer."""
+    """Apply the store's answers to the beats that were sent at this time; None is no answer."""
     for beat, ours in zip(beats, answers, strict=True):
         if ours:
             beat.sent = sent
@@ -83,7 +84,7 @@ def hear(beats: Sequence[Beat], answers: Sequence[bool | None], sent: float) -> 
 
 
 def unanswered(beats: list[Beat], error: Exception, sent: float | None) -> list[Beat]:
-    """Return those of whose renewal nothing is known after this error; and keep, unless kept, what is of the others."""
+    """Return the beats that this error leaves unanswered; apply the known answers of the others, if `sent` is given."""
     if not isinstance(error, PartlyRenewed):
         return beats
     if sent is not None:
@@ -92,7 +93,7 @@ def unanswered(beats: list[Beat], error: Exception, sent: float | None) -> list[
 
 
 def tell_failures(tell: Teller, outcomes: Sequence[Outcome]) -> None:
-    """Tell of renewals that failed: those with the same cause together, as each claim may have been sent by itself."""
+    """Report failed renewals, grouped by cause, as each claim may have been sent separately."""
     causes: dict[str, tuple[list[Beat], Exception]] = {}
     for beats, error in outcomes:
         if error is not None:

@@ -1,6 +1,6 @@
-"""The thread of a sync heartbeat: it sleeps until something is due, and ends with its heartbeat.
+"""The thread of a sync heartbeat: it sleeps until a beat is due, and ends with its heartbeat.
 
-It is woken by a bell, a queue written in C: an interrupt (Ctrl-C, a signal handler that raises) may hit the caller
+It is woken by a bell, a queue implemented in C: an interrupt (Ctrl-C, a signal handler that raises) may hit the caller
 between any two lines, and leaves nothing locked and no ring lost.
 """
 
@@ -11,7 +11,7 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
-# The times at which the thread is asked to wake; `AT_ONCE` makes it check whether it has to end.
+# The times at which the thread is to wake; `AT_ONCE` makes it check whether it has to end.
 Bell = SimpleQueue[float]
 
 AT_ONCE: Final = 0.0
@@ -33,7 +33,7 @@ def thread_for(heartbeat: Beating, bell: Bell) -> threading.Thread:
 
 
 def _beat_until_gone(find: weakref.ref[Any], bell: Bell) -> None:
-    # It checks first: a claim may have rung the bell of an earlier thread, which has ended.
+    # Check first: a claim may have rung the bell of an earlier thread, which has ended.
     moment: float | None = None
     while True:
         heartbeat = find()

@@ -1,4 +1,4 @@
-"""A guard that enforces its file: what was linted is what runs, or is refused with the line of the file."""
+"""A guard that enforces its file: the linted declaration is what runs; anything else is refused with its line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 
 class AsDeclared(Delivering):
-    """Refuse what the file does not declare: another operation, or a claim where it says transactional.
+    """Refuse anything that the file does not declare: another operation, or a claim where it says transactional.
 
     A `policy=` in code replaces the file's, as with every guard; the lint does not see it.
     """
@@ -53,8 +53,8 @@ class AsDeclared(Delivering):
         declared = self.declared
         if not declared.any_operation and operation not in declared.operations:
             raise UsageError(
-                f"{self.origin}: the guard {declared.name!r} is for {', '.join(map(repr, declared.operations))}, and "
-                f"not for {operation!r}{did_you_mean(operation, declared.operations) or ': declare it there'}"
+                f"{self.origin}: the guard {declared.name!r} is for {', '.join(map(repr, declared.operations))}, not "
+                f"for {operation!r}{did_you_mean(operation, declared.operations) or ': declare it there'}"
             )
         if declared.mode == "transactional" and way in CLAIMING:
             raise UsageError(

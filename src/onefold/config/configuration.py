@@ -1,4 +1,4 @@
-"""Read a configuration, `onefold.yaml` or `onefold.toml`, strictly, and report where every mistake is.
+"""Read a configuration, `onefold.yaml` or `onefold.toml`, strictly, and report the location of every mistake.
 
 It opens no store and imports none of your code, so that a lint may read a file that it does not trust.
 """
@@ -27,7 +27,7 @@ LANGUAGES: Final = {".yaml": _yaml.parse, ".yml": _yaml.parse, ".toml": _toml.pa
 def read(
     path: str | os.PathLike[str], *, environment: Mapping[str, str] | None = None, to_run: bool = True
 ) -> Configuration:
-    """Return what the file declares. Raises `Unusable`, with every mistake in it.
+    """Return the declarations of a file. Raise `Unusable`, with every mistake in it.
 
     `to_run=False` does without the variables in store URLs, and without the packages of stores, so that a commit hook
     can lint without secrets.
@@ -41,11 +41,11 @@ def read(
     found = reading.configuration()
     problems = [*tree.problems, *reading.problems]
     if problems:
-        raise Unusable(sorted(problems, key=_by_place))
+        raise Unusable(sorted(problems, key=_by_position))
     return found
 
 
-def _by_place(problem: Problem) -> tuple[int, int]:
+def _by_position(problem: Problem) -> tuple[int, int]:
     return (problem.mark.line, problem.mark.column or 0) if problem.mark else (0, 0)
 
 
@@ -60,7 +60,7 @@ def _text_of(file: str) -> str:
     except (OSError, ValueError) as error:
         raise unusable(shown(file), f"it cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(found) > FILE_MAX:
-        raise unusable(file, f"a configuration has at most {FILE_MAX >> 10} KiB, and this has more")
+        raise unusable(file, f"a configuration has at most {FILE_MAX >> 10} KiB, but this file has more")
     try:
         return found.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

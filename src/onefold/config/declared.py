@@ -1,10 +1,10 @@
-"""The content of a configuration, as data: stores, guards, and where each of them is in the file."""
+"""The content of a configuration, as data: stores, guards, and the location of each in the file."""
 
 from __future__ import annotations
 
 import msgspec
 
-from onefold import Policy
+from onefold import FOREVER, Policy
 from onefold.config.tree import Mark, Tree
 
 
@@ -14,9 +14,23 @@ class DeclaredStore(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # None: a variable in it is not set, and was not required.
     url: str | None
-    # The scheme before a plus or a colon, "redis" say; empty if it is unknown.
+    # The scheme before a plus or a colon, such as "redis"; empty if it is unknown.
     kind: str
     evicts: bool | None = None
+
+
+class DeclaredTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A hand-made table as the file declares it; its names are those of `HandMadeTable`."""
+
+    store: DeclaredStore
+    table: str
+    key: str
+    operation: str | None = None
+    operation_column: str | None = None
+    scope_column: str | None = None
+    result_column: str | None = None
+    at: str | None = None
+    keep: float = FOREVER
 
 
 class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,19 +40,21 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     store: DeclaredStore
     # The store that held the records before, while they move.
     migrate_from: DeclaredStore | None = None
-    # Without what the file names in Python: `probe` and `remember` have the names.
+    # The table that held them, if it was hand-made.
+    migrate_table: DeclaredTable | None = None
+    # Without objects that the file names in Python: `probe` and `final_errors` hold those names.
     policy: Policy
-    # Whether the file sets `keep`: otherwise it is the policy's own.
+    # Whether the file sets `keep`: otherwise it is the policy's default.
     keep_said: bool = True
     mode: str = "claim"
-    # The guard's name, if the file names none; then any may be used.
+    # The guard's name, if the file names none; then any operation may be used.
     operations: tuple[str, ...]
     any_operation: bool = False
     scope: str | None = None
     money: bool = False
     key: str | None = None
     probe: str | None = None
-    remember: tuple[str, ...] = ()
+    final_errors: tuple[str, ...] = ()
     handler_time: float | None = None
     visibility_timeout: float | None = None
     provider_memory: float | None = None
@@ -47,7 +63,7 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """The declarations of a file, and where each is."""
+    """The declarations of a file, and the location of each."""
 
     file: str
     stores: dict[str, DeclaredStore]
@@ -68,5 +84,5 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name in dict.fromkeys(self.unset) if f"${{{name}}}" in written]
 
     def mark(self, *path: str) -> Mark:
-        """Return where this is, or would have to be."""
+        """Return the location of an entry, or where it would have to be."""
         return self.tree.mark(path)

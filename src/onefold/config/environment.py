@@ -1,4 +1,4 @@
-"""Substitute environment variables for `${NAME}`; `$${` stands for the two characters. Values are in no message."""
+"""Substitute environment variables for `${NAME}`; `$${` stands for the two characters. No message shows a value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotSet(LookupError):
 
 
 def fill(text: str, environment: Mapping[str, str]) -> str:
-    """Return the text with its variables. Raises `NotSet`, and `ValueError` for a `${` without a name."""
+    """Return the text with its variables substituted. Raise `NotSet`, or `ValueError` for a `${` without a name."""
 
     def value(found: re.Match[str]) -> str:
         if found[0] == "$${":

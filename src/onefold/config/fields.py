@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from onefold import OPERATION_MAX, UsageError
+from onefold import UsageError
 from onefold._checks import did_you_mean
-from onefold.config.shape import DOTTED_NAME, PYTHON_NAME, Mode, StoreDown
+from onefold._model.policy import AFTER_CRASH, StoreDown
+from onefold.config.shape import DOTTED_NAME, PYTHON_NAME, Mode
 from onefold.config.wording import shown
 from onefold.durations import UNITS, seconds
+from onefold.keys import OPERATION_MAX, SCOPE_MAX, problem_of
 
 Meaning = Callable[[Any], Any]
 
@@ -27,19 +29,19 @@ PLAIN_SOURCES: Final = ("message_id", *POSITIONS, *CONTENTS)
 
 def text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"text is wanted, not {shown(value)}")
+        raise ValueError(f"expected text, not {shown(value)}")
     return value
 
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"true or false is wanted, not {shown(value)}")
+        raise ValueError(f"expected true or false, not {shown(value)}")
     return value
 
 
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"a whole number is wanted, not {shown(value)}")
+        raise ValueError(f"expected a whole number, not {shown(value)}")
     return value
 
 
@@ -48,18 +50,20 @@ def span(value: Any) -> float:
     if isinstance(value, (str, int, float)):
         with contextlib.suppress(UsageError):
             return seconds(value, "")
-    raise ValueError(f"{shown(value)} is not a duration: a number with a unit ({', '.join(UNITS)}) is one, and forever")
+    raise ValueError(
+        f"{shown(value)} is not a duration: write a number with a unit ({', '.join(UNITS)}), such as 7d, or forever"
+    )
 
 
 def spans(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"names with durations are wanted, such as {{dead_letter: 7d}}, not {shown(value)}")
+        raise ValueError(f"expected names with durations, such as {{dead_letter: 7d}}, not {shown(value)}")
     return {name: span(one) for name, one in value.items()}
 
 
 def texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise ValueError(f"a list is wanted, not {shown(value)}")
+        raise ValueError(f"expected a list, not {shown(value)}")
     return tuple(text(one) for one in value)
 
 
@@ -73,9 +77,17 @@ def one_of(allowed: Sequence[str]) -> Meaning:
 
 
 def operation(value: Any) -> str:
-    name = text(value)
-    if len(name.encode()) > OPERATION_MAX:
-        raise ValueError(f"an operation has at most {OPERATION_MAX} bytes, and this has {len(name.encode())}")
+    return _kept(text(value), OPERATION_MAX)
+
+
+def scope(value: Any) -> str:
+    return _kept(text(value), SCOPE_MAX)
+
+
+def _kept(name: str, limit: int) -> str:
+    """Refuse a name that not every store can keep: each delivery would fail on it."""
+    if problem := problem_of(name, limit):
+        raise ValueError(f"{shown(name)} {problem}")
     return name
 
 
@@ -106,12 +118,11 @@ def python_name(value: Any) -> str:
 
 
 def after_crash(value: Any) -> str:
-    choices = ("rerun", "hold", "skip")
-    if value in choices or re.fullmatch(PYTHON_NAME, text(value)):
+    if value in AFTER_CRASH or re.fullmatch(PYTHON_NAME, text(value)):
         return str(value)
     raise ValueError(
-        f"{shown(value)} is not one of {', '.join(choices)}, and no probe (module:function)"
-        f"{did_you_mean(value, choices)}"
+        f"{shown(value)} is not one of {', '.join(AFTER_CRASH)}, nor a probe "
+        f"(module:function){did_you_mean(value, AFTER_CRASH)}"
     )
 
 
@@ -128,31 +139,49 @@ def errors(value: Any) -> tuple[str, ...]:
     return tuple(python_name(one) for one in texts(value))
 
 
+def migrate_from(value: Any) -> Any:
+    """Check the name of a store; a hand-made table has fields of its own."""
+    return value if isinstance(value, Mapping) else text(value)
+
+
+TABLE: Final[dict[str, Meaning]] = {
+    "store": text,
+    "table": text,
+    "key": text,
+    "operation": operation,
+    "operation_column": text,
+    "scope_column": text,
+    "result_column": text,
+    "at": text,
+    "keep": span,
+}
+
 STORE: Final[dict[str, Meaning]] = {"url": text, "evicts": flag}
 
-# The policy's fields, by the policy's own names; `Policy` itself says what is too small or does not fit together.
+# The policy's fields, by the policy's own names; `Policy` itself checks ranges and combinations.
 POLICY: Final[dict[str, Meaning]] = {
     "keep": span,
     "lease": span,
     "wait": span,
     "after_crash": after_crash,
     "rerun_within": span,
-    "attempts_max": whole,
-    "unknown": dotted_names,
-    "remember": errors,
+    "max_attempts": whole,
+    "ambiguous_errors": dotted_names,
+    "final_errors": errors,
     "store_down": one_of(get_args(StoreDown)),
-    "result_bytes_max": whole,
+    "max_result_bytes": whole,
     "keep_result": flag,
+    "keep_error_text": flag,
     "cancel_when_lost": flag,
     "mode": one_of(get_args(Mode)),
 }
 
 GUARD: Final[dict[str, Meaning]] = {
     "store": text,
-    "migrate_from": text,
+    "migrate_from": migrate_from,
     "operation": operation,
     "operations": operations,
-    "scope": text,
+    "scope": scope,
     "money": flag,
     "key": key,
     **POLICY,

@@ -1,4 +1,4 @@
-"""Build the guards of a configuration: what is linted is what runs.
+"""Build the guards of a configuration, exactly as it was linted.
 
 A store is opened on first use, once for all guards that share it, and closed with them.
 """
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, ExitStack
 from importlib import import_module
 from typing import Any, Generic, Self, TypeVar
 
-from onefold import AsyncGuard, Guard, Policy, UsageError
+from onefold import AsyncGuard, Guard, HandMadeTable, Policy, UsageError
 from onefold._checks import did_you_mean
 from onefold.codecs import Codec
 from onefold.config.as_declared import AsyncGuardAsDeclared, GuardAsDeclared
@@ -26,9 +26,9 @@ Listeners = Listener | Iterable[Listener]
 
 
 class Loaded(Generic[G]):
-    """The guards of a file by name. Each is created when it is first asked for, and then kept."""
+    """The guards of a file by name. Each is created on first access, and then kept."""
 
-    # The class of the guards, and that of the guards behind them that own the stores.
+    # The class of the guards, and that of the hidden guards that own the stores.
     _kind: Any
     _owner: Any
 
@@ -88,7 +88,7 @@ class Loaded(Generic[G]):
     def _made(self, declared: DeclaredGuard) -> G:
         made = self._kind(
             self._lent(declared.store),
-            migrate_from=None if declared.migrate_from is None else self._lent(declared.migrate_from),
+            migrate_from=self._old(declared),
             policy=_policy(declared, self),
             scope=declared.scope,
             **self._options,
@@ -97,8 +97,25 @@ class Loaded(Generic[G]):
         made.origin = location(self.configuration.file, self.configuration.mark("guards", declared.name))
         return made  # type: ignore[no-any-return]
 
+    def _old(self, declared: DeclaredGuard) -> Any:
+        """Return where the records of this guard were before, if the file says so."""
+        table = declared.migrate_table
+        if table is None:
+            return None if declared.migrate_from is None else self._lent(declared.migrate_from)
+        return HandMadeTable(
+            str(table.store.url),
+            table.table,
+            key=table.key,
+            operation=table.operation,
+            operation_column=table.operation_column,
+            scope_column=table.scope_column,
+            result_column=table.result_column,
+            at=table.at,
+            keep=table.keep,
+        )
+
     def _lent(self, store: DeclaredStore) -> Callable[[], Any]:
-        """Return the store, from the guard that owns it; opened on first use."""
+        """Return a function that gives the store of the guard that owns it; it is opened on first use."""
         with self._making:
             if store.name not in self._owners:
                 # Our own string type hides its value; the drivers need it plain.
@@ -107,7 +124,7 @@ class Loaded(Generic[G]):
         return lambda: owner.store
 
     def _all(self) -> list[G]:
-        """Return all guards, to close backwards: those that own a store come first. No more are created from now on."""
+        """Return all guards, to be closed in reverse: owners of stores come first. No more are created from now on."""
         with self._making:
             self._closed = True
             return [*self._owners.values(), *self._guards.values()]
@@ -133,7 +150,7 @@ class Guards(Loaded[Guard]):
 
 
 class AsyncGuards(Loaded[AsyncGuard]):
-    """The async `Guards`: `load("onefold.yaml", is_async=True)["payouts"]`."""
+    """The async `Guards`: `load_async("onefold.yaml")["payouts"]`."""
 
     _kind = AsyncGuardAsDeclared
     _owner = AsyncGuard
@@ -152,14 +169,14 @@ class AsyncGuards(Loaded[AsyncGuard]):
 
 
 def _policy(declared: DeclaredGuard, loaded: Loaded[Any]) -> Policy:
-    """Return the policy with what the file names in Python, imported now."""
+    """Return the policy with the objects that the file names in Python, imported now."""
     changes: dict[str, Any] = {}
     if declared.probe is not None:
         changes["after_crash"] = _imported(declared.probe, "after_crash", declared, loaded)
-    if declared.remember:
-        changes["remember"] = [_imported(name, "remember", declared, loaded) for name in declared.remember]
+    if declared.final_errors:
+        changes["final_errors"] = [_imported(name, "final_errors", declared, loaded) for name in declared.final_errors]
     try:
-        return declared.policy.but(**changes) if changes else declared.policy
+        return declared.policy.replace(**changes) if changes else declared.policy
     except UsageError as error:
         raise _wrong(str(error), "", declared, loaded) from None
 

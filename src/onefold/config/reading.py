@@ -1,4 +1,4 @@
-"""Turn a tree of plain values into what it declares. Anything unknown, missing or wrong is a problem with a place.
+"""Turn a tree of plain values into declarations. Anything unknown, missing or wrong is a problem with a location.
 
 It opens no store, reads no file and imports none of your code.
 """
@@ -12,7 +12,7 @@ from onefold import Policy, UsageError
 from onefold._checks import did_you_mean
 from onefold._entry_points import STORES, installed
 from onefold.config import fields as _fields
-from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
+from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore, DeclaredTable
 from onefold.config.environment import NotSet, fill
 from onefold.config.tree import Path, Problem, Tree
 from onefold.config.wording import shown
@@ -21,7 +21,7 @@ SECTIONS: Final = ("stores", "guards")
 
 
 class Elsewhere(Exception):
-    """Stands for a probe, or an exception, that a file names: neither is imported to be linted."""
+    """Stands for a probe, or an exception, that a file names: neither is imported for linting."""
 
 
 class Reading:
@@ -38,7 +38,7 @@ class Reading:
     def configuration(self) -> Configuration:
         root = self._table(self._tree.value or {}, (), SECTIONS)
         if not self._tree.value:
-            self._problem((), "the file is empty, and has to declare stores and guards")
+            self._problem((), "the file is empty: it has to declare stores and guards")
         elif isinstance(self._tree.value, Mapping):
             self._wants(root, (), SECTIONS)
         stores = {
@@ -63,7 +63,7 @@ class Reading:
             return
         found = root[section]
         if not isinstance(found, Mapping):
-            self._problem((section,), f"{section}: a table of names is wanted, not {shown(found)}")
+            self._problem((section,), f"{section}: expected a table of names, not {shown(found)}")
             return
         for name, value in found.items():
             path = (section, name)
@@ -72,10 +72,10 @@ class Reading:
             yield name, value, path
 
     def _table(self, value: Any, path: Path, known: Any) -> Mapping[str, Any]:
-        """Return the table, without the fields that it must not have."""
+        """Return the table, without fields that it must not have."""
         if not isinstance(value, Mapping):
             fields = ", ".join(list(known)[:3])
-            self._problem(path, f"{_dotted(path)}a table of fields ({fields}…) is wanted, not {shown(value)}")
+            self._problem(path, f"{_dotted(path)}expected a table of fields ({fields}…), not {shown(value)}")
             return {}
         for name in value:
             if name not in known:
@@ -88,7 +88,7 @@ class Reading:
                 self._problem(path, f"{_dotted(path)}{name!r} is missing")
 
     def _meant(self, table: Mapping[str, Any], path: Path, meanings: Mapping[str, _fields.Meaning]) -> dict[str, Any]:
-        """Return the converted fields; those that are wrong are left out."""
+        """Return the converted fields, without those that are wrong."""
         found = {}
         for name, value in table.items():
             try:
@@ -100,7 +100,7 @@ class Reading:
         return found
 
     def _filled(self, value: Any) -> Any:
-        """Substitute the variables in it, or in its parts."""
+        """Substitute the variables in a value, or in its parts."""
         match value:
             case str():
                 return fill(value, self._environment)
@@ -130,7 +130,7 @@ class Reading:
     def _check_kind(self, kind: str, url: str, path: Path) -> None:
         """Check the kind of a store. No message shows the URL itself: it may contain a password.
 
-        A kind that is unknown here may belong to a package that is installed where it runs, and not next to a lint. A
+        A kind that is unknown here may belong to a package that is installed in production, but not next to a lint. A
         kind that is only a letter or two away from a known one is a mistake anywhere.
         """
         known = sorted(installed(STORES))
@@ -140,7 +140,7 @@ class Reading:
         if not kind:
             self._problem(path, f"{_dotted(path)}this is not a URL of a store, such as sqlite:///onefold.db")
         elif self._to_run or near:
-            named = shown(kind) if not hasattr(url, "written") else "what the variable holds"
+            named = shown(kind) if not hasattr(url, "written") else "the variable's value"
             self._problem(path, f"{_dotted(path)}no store is known for {named}{near or ': ' + ', '.join(known)}")
         else:
             self._unowned.append(str(path[1]))
@@ -151,29 +151,63 @@ class Reading:
         self._wants(table, path, ("store",) if table else ())
         meant = self._meant(table, path, _fields.GUARD)
         store = self._chosen("store", meant, path, stores)
+        rows = meant.pop("migrate_from") if isinstance(meant.get("migrate_from"), Mapping) else None
         migrate_from = self._chosen("migrate_from", meant, path, stores) if "migrate_from" in meant else None
         if migrate_from is not None and migrate_from == store:
             where = (*path, "migrate_from")
-            self._problem(where, f"{_dotted(where)}this is the store itself: name the one with the records of before")
+            self._problem(where, f"{_dotted(where)}this is the store itself: name the one that has the records so far")
         if "operation" in meant and "operations" in meant:
-            self._problem((*path, "operation"), f"{_dotted(path)}operation and operations: one of them")
+            self._problem((*path, "operation"), f"{_dotted(path)}give operation or operations, not both")
         named = meant.pop("operations", ()) or tuple(filter(None, [meant.pop("operation", None)]))
         meant.pop("operation", None)
+        migrate_table = None if rows is None else self._old_table(rows, (*path, "migrate_from"), store, stores, named)
         asked = {field: meant.pop(field) for field in _fields.POLICY if field in meant}
         mode, policy, probe = self._policy(asked, path)
         return DeclaredGuard(
             name=name,
             store=store,
             migrate_from=migrate_from,
+            migrate_table=migrate_table,
             policy=policy,
             keep_said="keep" in asked,
             mode=mode,
             operations=named or (name,),
             any_operation=not named,
             probe=probe,
-            remember=asked.get("remember", ()),
+            final_errors=asked.get("final_errors", ()),
             **meant,
         )
+
+    def _old_table(
+        self,
+        value: Mapping[str, Any],
+        path: Path,
+        store: DeclaredStore,
+        stores: Mapping[str, DeclaredStore],
+        operations: tuple[str, ...],
+    ) -> DeclaredTable | None:
+        """Return the hand-made table; `store` and `operations` are the guard's own. None: it cannot be used."""
+        table = self._table(value, path, _fields.TABLE)
+        self._wants(table, path, ("table", "key"))
+        meant = self._meant(table, path, _fields.TABLE)
+        home = self._chosen("store", meant, path, stores) if "store" in meant else store
+        self._name_operation(meant, path, operations)
+        if "table" not in meant or "key" not in meant:
+            return None
+        return DeclaredTable(store=home, **meant)
+
+    def _name_operation(self, meant: dict[str, Any], path: Path, operations: tuple[str, ...]) -> None:
+        """Check the operation of a table's rows; if none is named, it is the guard's only one."""
+        named = meant.get("operation")
+        if named is not None and "operation_column" in meant:
+            self._problem((*path, "operation"), f"{_dotted(path)}give operation or operation_column, not both")
+        elif named is not None and operations and named not in operations:
+            says = f"the guard is not for the operation {shown(named)}{_nearest(named, operations)}"
+            self._problem((*path, "operation"), f"{_dotted((*path, 'operation'))}{says}")
+        elif named is None and "operation_column" not in meant and len(operations) == 1:
+            meant["operation"] = operations[0]
+        elif named is None and "operation_column" not in meant:
+            self._problem(path, f"{_dotted(path)}name the operation of its rows, or operation_column if they differ")
 
     def _chosen(
         self, field: str, meant: dict[str, Any], path: Path, stores: Mapping[str, DeclaredStore]
@@ -191,7 +225,7 @@ class Reading:
         probe: str | None = asked.get("after_crash") if ":" in asked.get("after_crash", "") else None
         usable = asked | ({"mode": "claim"} if mode == "transactional" else {})
         usable |= {"after_crash": Elsewhere} if probe else {}
-        usable |= {"remember": tuple(Elsewhere for _ in asked["remember"])} if "remember" in asked else {}
+        usable |= {"final_errors": tuple(Elsewhere for _ in asked["final_errors"])} if "final_errors" in asked else {}
         alone = [field for field in usable if not self._accepted({field: usable[field]}, (*path, field))]
         together = {field: value for field, value in usable.items() if field not in alone}
         return mode, self._accepted(together, path) or Policy(), probe
@@ -211,7 +245,7 @@ class Reading:
 
 
 def _kind(url: str) -> str:
-    """Return the scheme of a URL as far as it is known without its variables."""
+    """Return the scheme of a URL, as far as it is known without its variables."""
     scheme, colon, _ = url.partition(":")
     return scheme.lower().partition("+")[0] if colon and "$" not in scheme else ""
 
@@ -221,4 +255,4 @@ def _dotted(path: Path) -> str:
 
 
 def _nearest(name: object, known: Any) -> str:
-    return did_you_mean(name, known) or f": known are {', '.join(known) or 'none'}"
+    return did_you_mean(name, known) or f". Known: {', '.join(known) or 'none'}"

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from onefold._model.policy import AFTER_CRASH, StoreDown
+from onefold._model.policy import Mode as PolicyMode
+
 # An environment variable may stand for any text; only its reader knows its value.
 VARIABLE: Final = r".*\$\{[A-Za-z_][A-Za-z0-9_]*\}.*"
 DURATION: Final = rf"^(forever|[0-9]+(\.[0-9]*)?(ms|s|m|h|d|w)|{VARIABLE})$"
@@ -17,9 +20,8 @@ PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
 DOTTED_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+"
 
 Span = Annotated[str | float, Meta(extra_json_schema={"pattern": DURATION, "minimum": 0})]
-Mode = Literal["claim", "seen", "transactional"]
-StoreDown = Literal["refuse", "run"]
-AfterCrash = Annotated[str, Meta(pattern=rf"^(rerun|hold|skip|{PYTHON_NAME})$")]
+Mode = Literal[PolicyMode, "transactional"]
+AfterCrash = Annotated[str, Meta(pattern=rf"^({'|'.join(AFTER_CRASH)}|{PYTHON_NAME})$")]
 
 Dotted = Annotated[str, Meta(pattern=rf"^{DOTTED_NAME}$")]
 
@@ -37,11 +39,27 @@ class StoreEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     )
 
 
+class TableEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A hand-made table whose rows count as done; its columns are named as in `onefold import`."""
+
+    store: Annotated[str | UnsetType, about("Which of the stores is in its database, if not the guard's own")] = UNSET
+    table: Annotated[str, about("The table, or a view")]
+    key: Annotated[str, about("The column with the key")]
+    operation: Annotated[str | UnsetType, about("The operation of all rows, if not the guard's one")] = UNSET
+    operation_column: Annotated[str | UnsetType, about("The column with the operation, if rows differ")] = UNSET
+    scope_column: Annotated[str | UnsetType, about("The column with the tenant or caller")] = UNSET
+    result_column: Annotated[str | UnsetType, about("The column with the result that duplicates get")] = UNSET
+    at: Annotated[str | UnsetType, about("The column that says when it was done")] = UNSET
+    keep: Annotated[Span, about("How long a row counts, from that time on")] = "forever"
+
+
 class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A guard: where its records are, its policy, and where its duplicates come from."""
 
     store: Annotated[str, about("Which of the stores keeps its records")]
-    migrate_from: Annotated[str | UnsetType, about("Which of them has the records of before, while they move")] = UNSET
+    migrate_from: Annotated[
+        str | TableEntry | UnsetType, about("Which of the stores the records are moving from, or a hand-made table")
+    ] = UNSET
     operation: Annotated[str | UnsetType, about("The one operation that it is for")] = UNSET
     operations: Annotated[list[str] | UnsetType, about("The operations that it is for")] = UNSET
     scope: Annotated[str | UnsetType, about("Whose keys they are, if all belong to one tenant")] = UNSET
@@ -52,16 +70,17 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep: Annotated[Span, about("How long a finished record is remembered")] = "24h"
     lease: Annotated[Span, about("How long a claim lives without a heartbeat")] = "30s"
     wait: Annotated[Span, about("How long a duplicate waits for the running one")] = "0s"
-    after_crash: Annotated[AfterCrash, about("rerun, hold, skip, or a probe: module:function")] = "rerun"
+    after_crash: Annotated[AfterCrash, about(f"{', '.join(AFTER_CRASH)}, or a probe: module:function")] = "rerun"
     rerun_within: Annotated[Span | UnsetType, about("Past this age a rerun is held instead")] = UNSET
-    attempts_max: Annotated[int, Meta(ge=1, description="Handler starts; used up by crashes, it is held")] = 5
-    unknown: Annotated[
+    max_attempts: Annotated[int, Meta(ge=1, description="Handler starts; used up by crashes, it is held")] = 5
+    ambiguous_errors: Annotated[
         list[Dotted] | UnsetType, about("Dotted names of exceptions after which the outcome is unknown")
     ] = UNSET
-    remember: Annotated[list[str], about("Exceptions that are final answers: module:Class")] = []
+    final_errors: Annotated[list[str], about("Exceptions that are final answers: module:Class")] = []
     store_down: Annotated[StoreDown, about("refuse, or run unprotected")] = "refuse"
-    result_bytes_max: Annotated[int, Meta(ge=0, description="A larger result is not stored")] = 1_048_576
+    max_result_bytes: Annotated[int, Meta(ge=0, description="A larger result is not stored")] = 1_048_576
     keep_result: Annotated[bool, about("Whether results are stored at all")] = True
+    keep_error_text: Annotated[bool, about("Whether a held record also keeps the text of the handler's error")] = False
     cancel_when_lost: Annotated[bool, about("Whether an async handler is cancelled when its claim is lost")] = False
 
     handler_time: Annotated[Span | UnsetType, about("How long the handler takes at most")] = UNSET

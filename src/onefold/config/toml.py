@@ -1,4 +1,4 @@
-"""Parse TOML with the line of every value. `tomllib` reports none: it is given one statement at a time.
+"""Parse TOML with the line of every value. `tomllib` reports none, so it is given one statement at a time.
 
 Only a text that `tomllib` has accepted as a whole is split, so that each statement ends where it can be parsed.
 """
@@ -10,33 +10,47 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from onefold.config.tree import DEPTH_MAX, Mark, Path, Tree, unusable
+from onefold.config.tree import DEPTH_MAX, TOO_DEEP, Mark, Path, Tree, unusable
 
-# A statement is parsed again with each of its lines. After a longer one, no lines are looked for.
+# A statement is parsed again with each of its lines. In a longer one, no lines are determined.
 STATEMENT_LINES_MAX: Final = 50
 
 # `a.a.a.a` costs tomllib the square of its length. No URL is as long as this.
 LINE_MAX: Final = 2_000
 
-PLACE: Final = re.compile(r" \(at line ([0-9]+), column ([0-9]+)\)$")
+POSITION: Final = re.compile(r" \(at line ([0-9]+), column ([0-9]+)\)$")
+
+# The parts of a text in which a bracket is no bracket, and the brackets.
+STRING_COMMENT_OR_BRACKET: Final = re.compile(
+    r"""\"{3}(?:\\.|[^\\])*?\"{3} | '{3}.*?'{3} | "(?:\\.|[^"\\\n])*" | '[^'\n]*' | \#[^\n]* | [\[\]{}]""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def parse(text: str, file: str) -> Tree:
-    """Return the tree of a TOML text. Raises `Unusable` with the line of the mistake."""
+    """Return the tree of a TOML text. Raise `Unusable` with the line of the mistake."""
     for number, line in enumerate(text.split("\n"), start=1):
         if len(line) > LINE_MAX:
             raise unusable(
-                file, f"a line has at most {LINE_MAX:,} characters, and this has {len(line):,}", Mark(number)
+                file, f"a line has at most {LINE_MAX:,} characters, but this one has {len(line):,}", Mark(number)
             )
+    _check_depth(text, file)
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        where = PLACE.search(str(error))
+        where = POSITION.search(str(error))
         mark = Mark(int(where[1]), int(where[2])) if where else Mark(text.count("\n") + 1)
-        raise unusable(file, f"broken TOML: {PLACE.sub('', str(error))}", mark) from None
-    except RecursionError:
-        raise unusable(file, f"nested more than {DEPTH_MAX} deep") from None
+        raise unusable(file, f"broken TOML: {POSITION.sub('', str(error))}", mark) from None
     return Tree(file, value, _marks(text))
+
+
+def _check_depth(text: str, file: str) -> None:
+    """Refuse a text that is nested too deeply. `tomllib` recurses as far as the interpreter lets it."""
+    depth = 0
+    for found in STRING_COMMENT_OR_BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > DEPTH_MAX:
+            raise unusable(file, TOO_DEEP, Mark(text.count("\n", 0, found.start()) + 1))
 
 
 def _marks(text: str) -> dict[Path, Mark]:
@@ -73,7 +87,7 @@ def _statements(lines: list[str]) -> Iterator[tuple[int, tuple[bool, dict[str, A
 
 
 def _paths(found: dict[str, Any]) -> Iterator[Path]:
-    """Yield the path of everything in one statement."""
+    """Yield the paths of all values in one statement."""
     waiting: list[tuple[Path, Any]] = [((), found)]
     while waiting:
         path, value = waiting.pop()

@@ -1,4 +1,4 @@
-"""A file as a tree of plain values, with the place of each; and the errors of a file that cannot be used."""
+"""A file as a tree of plain values, with the location of each; and the errors of a file that cannot be used."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any, Final, NamedTuple
 
 from onefold import UsageError
 
-# Where something is: ("guards", "payouts", "keep").
+# The path of an entry: ("guards", "payouts", "keep").
 Path = tuple[str | int, ...]
 
 # A configuration has four levels. Anything deeper is a mistake, or an attack on the parser.
 DEPTH_MAX: Final = 20
+TOO_DEEP: Final = f"nested more than {DEPTH_MAX} deep"
 
 # A hundred guards with every field are some 3,000 values. YAML aliases count as often as they are used.
 VALUES_MAX: Final = 50_000
 
 
 class Mark(NamedTuple):
-    """A place in a file, counted from 1. The TOML parser reports no columns."""
+    """A location in a file, counted from 1. The TOML parser reports no columns."""
 
     line: int
     column: int | None = None
@@ -45,23 +46,23 @@ class Unusable(UsageError):
 
 
 class Tree(NamedTuple):
-    """The content of a file, and where each part of it begins."""
+    """The content of a file, and the location of each part."""
 
     file: str
     value: Any
     marks: dict[Path, Mark]
-    # What is wrong with it, without preventing the rest from being read.
+    # Mistakes that do not prevent the rest from being read.
     problems: tuple[Problem, ...] = ()
 
     def mark(self, path: Path) -> Mark:
-        """Return where this is; if it is not in the file, where it would have to be."""
+        """Return the location of a path; if it is not in the file, where it would have to be."""
         while path not in self.marks and path:
             path = path[:-1]
         return self.marks.get(path, Mark(1))
 
 
 def location(file: str, mark: Mark | None) -> str:
-    """Return `onefold.yaml:7:5`, as editors and CI find it."""
+    """Return `onefold.yaml:7:5`, as editors and CI expect it."""
     found = [] if mark is None else [mark.line] if mark.column is None else list(mark)
     return ":".join([file, *map(str, found)])
 

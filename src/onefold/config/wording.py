@@ -1,4 +1,4 @@
-"""How values are said in a message: durations as people write them, values shortened. Pure."""
+"""Format values for messages: durations as people write them, values shortened. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def said(duration: float) -> str:
         count = duration / UNITS[unit]
         if count >= 1 and count == int(count) and (unit != "d" or duration >= DAYS_FROM):
             return f"{int(count)}{unit}"
-    # From a second on it is exact to the thousandth: no "1e+06s".
+    # Above a second it is exact to the thousandth: no "1e+06s".
     return f"{duration:.3f}".rstrip("0").rstrip(".") + "s"
 
 

@@ -1,7 +1,7 @@
-"""Parse YAML with the place of every value. PyYAML finds the nodes; the values are built here, from text alone.
+"""Parse YAML with the location of every value. PyYAML finds the nodes; the values are built here, from text alone.
 
 Stricter than `yaml.safe_load`: duplicate keys and tags are refused, and of plain words only `true`, `false`, `null` and
-numbers are more than text, as in YAML 1.2: neither `no` nor `1:30` means anything but itself.
+numbers are more than text, as in YAML 1.2: `no` and `1:30` are text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from onefold import UsageError
-from onefold.config.tree import DEPTH_MAX, VALUES_MAX, Mark, Path, Problem, Tree, unusable
+from onefold.config.tree import DEPTH_MAX, TOO_DEEP, VALUES_MAX, Mark, Path, Problem, Tree, unusable
 from onefold.config.wording import shown
 
 PLAIN: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -19,33 +19,43 @@ WHOLE: Final = re.compile(r"[-+]?[0-9]{1,18}")
 BROKEN_NUMBER: Final = re.compile(r"[-+]?([0-9]{1,18}\.[0-9]*|\.[0-9]+|[0-9]{1,18})([eE][-+]?[0-9]{1,3})?")
 TAGS: Final = frozenset({f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")})
 MERGE: Final = "<<"
-TOO_DEEP: Final = f"nested more than {DEPTH_MAX} deep"
 TOO_MANY: Final = f"more than {VALUES_MAX:,} values (an alias counts as often as it is used)"
 
 
 def parse(text: str, file: str) -> Tree:
-    """Return the tree of a YAML text. Raises `Unusable` with the line of the mistake."""
+    """Return the tree of a YAML text. Raise `Unusable` with the line of the mistake."""
     yaml = _package()
     try:
         # BaseLoader creates only text, and composing not even that. Never the C loader: it recurses into "[[[[" without
-        # a limit, and takes the process with it.
+        # a limit, and crashes the process.
+        _check_depth(yaml, text, file)
         node = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as error:
         raise unusable(file, f"broken YAML: {_what(error)}", _mark(error.problem_mark or error.context_mark)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise unusable(
-            file, f"broken YAML: it has no place for the character U+{ord(text[error.position]):04X}", Mark(line)
+            file, f"broken YAML: it must not contain the character U+{ord(text[error.position]):04X}", Mark(line)
         ) from None
-    except RecursionError:
-        raise unusable(file, TOO_DEEP) from None
     reader = _Reader(file)
     value = None if node is None else reader.value(node, ())
     return Tree(file, value, reader.marks, tuple(reader.twice))
 
 
+def _check_depth(yaml: Any, text: str, file: str) -> None:
+    """Refuse a text that is nested too deeply. Unlike parsing, composing recurses as far as the interpreter lets it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.BaseLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise unusable(file, TOO_DEEP, _mark(event.start_mark))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
 class _Reader:
-    """Builds values from nodes, and notes their places. An alias is read as often as it is used, within a bound."""
+    """Builds values from nodes, and notes their locations. An alias is read as often as it is used, within a bound."""
 
     def __init__(self, file: str) -> None:
         self.marks: dict[Path, Mark] = {}
@@ -70,7 +80,7 @@ class _Reader:
             if depth > DEPTH_MAX
             else TOO_MANY
             if self._left < 0
-            else f"the tag {shown(node.tag)} is not for this file"
+            else f"the tag {shown(node.tag)} is not allowed in this file"
             if node.tag not in TAGS
             else None
         )
@@ -98,7 +108,7 @@ class _Reader:
         return merged | found
 
     def _note_twice(self, key: Any, first: int) -> None:
-        says = f"{shown(key.value)} is here twice, first in line {first}"
+        says = f"{shown(key.value)} appears twice, first in line {first}"
         self.twice[Problem(self._file, _mark(key.start_mark), says)] = None
 
     def _merged(self, node: Any, depth: int) -> Iterator[Any]:
@@ -107,7 +117,7 @@ class _Reader:
             for one in part.value if part.id == "sequence" else [part]:
                 self._check(one, depth)
                 if one.id != "mapping":
-                    raise unusable(self._file, "<< takes over a mapping, or a list of them", _mark(one.start_mark))
+                    raise unusable(self._file, "<< merges a mapping, or a list of them", _mark(one.start_mark))
                 yield one
 
 
@@ -116,7 +126,7 @@ def _merges(key: Any) -> bool:
 
 
 def plain(word: str) -> Any:
-    """Return what an unquoted word means in YAML 1.2."""
+    """Return the value of an unquoted word in YAML 1.2."""
     lower = word.lower()
     if lower in PLAIN and word in (lower, lower.capitalize(), lower.upper()):
         return PLAIN[lower]

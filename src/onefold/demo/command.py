@@ -26,6 +26,7 @@ from onefold.cli._common.output import (
     note,
     print_json,
 )
+from onefold.cli._common.store_option import store_named
 from onefold.demo import show
 from onefold.demo.consumers import OPERATION, Desk, policy
 from onefold.demo.scenes import FAILURE_POINTS, HANDLERS, FailurePoint, Side, play
@@ -42,8 +43,9 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
+        metavar="STORE",
         show_default="the wallet's own file",
-        help="Keep the records in this store instead: claim mode, and a downstream key in the wallet.",
+        help="Keep the records in this store instead (its URL, or its name in onefold.yaml): claim mode.",
     ),
 ]
 
@@ -59,7 +61,7 @@ def demo(store: StoreOption = None, format: FormatOption = Format.TABLE) -> None
     """
     if store is None:
         perform(TRANSACTIONAL, "transactional", format)
-    with _elsewhere(store) as side:
+    with _elsewhere(store_named(store)) as side:
         perform(side, "claim", format)
 
 
@@ -114,7 +116,7 @@ def _forget_all(guard: Guard) -> None:
 
 @contextlib.contextmanager
 def _ended_gently() -> Iterator[None]:
-    """End the demo on SIGTERM as on Ctrl-C: with its processes, and its folder."""
+    """End the demo on SIGTERM as on Ctrl-C, together with its processes and its folder."""
 
     def stop(number: int, _: object) -> None:
         raise typer.Exit(128 + number)

@@ -1,7 +1,7 @@
 """The consumer's handler, three times: without a guard, with the record in the wallet's own transaction, with a claim.
 
-A handler is created by `make(wallet, desk)` and called with a message; it returns what there is to say about it, if
-anything. The first two differ by one line.
+A handler is created by `make(wallet, desk)` and called with a message; it returns a remark about it, if any. The first
+two differ by one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPLAYED: Final = "finds its record: already done, no effect"
 
 
 class Desk(NamedTuple):
-    """Where a guard keeps its records, if not in the wallet's file; the scope separates runs of the demo."""
+    """The store of a guard's records, if not the wallet's file; the scope separates runs of the demo."""
 
     store: str
     scope: str
@@ -68,7 +68,7 @@ def claiming(wallet: Wallet, desk: Desk) -> Handler:
                 if not refused:
                     wallet.credit(tx, message)
 
-        outcome = guard.run(OPERATION, message.key, effect, fingerprint=message)
+        outcome = guard.run(OPERATION, message.key, effect, payload=message)
         if outcome.replayed:
             return REPLAYED
         return "runs again; the wallet knows the downstream key: no effect" if refused else ""

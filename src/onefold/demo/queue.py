@@ -1,8 +1,8 @@
 """A small durable at-least-once queue: a broker process over a log in SQLite, and its client.
 
-It keeps its one promise. A message is in the log, committed, before its producer is told; it leaves the queue when its
-consumer acknowledges it, and is redelivered when that consumer's connection ends before. It never looks for duplicates:
-that is not a queue's job.
+It keeps its one promise. A message is in the log, committed, before its producer is notified; it leaves the queue when
+its consumer acknowledges it, and is redelivered if that consumer's connection ends before. It never looks for
+duplicates: that is not a queue's job.
 
 A network cannot be made to fail on demand, so the broker can be told to lose one answer, once (`Fault`). Everything
 else that goes wrong in the demo is a process that is really killed.
@@ -33,7 +33,7 @@ class Fault(StrEnum):
     """The fate of the answer to the first stored message."""
 
     NONE = "none"
-    # It comes only after the message was sent again: too late for a caller who has given up.
+    # It arrives only after the message was sent again: too late for a caller who has given up.
     LATE = "late"
     # The connection ends instead.
     CUT = "cut"
@@ -62,7 +62,7 @@ class Log:
 
 
 class Broker:
-    """Serves one log. A leader writes every message into the replica's file too, before it answers.
+    """Serves one log. A leader also writes every message into the replica's file, before it answers.
 
     Acknowledgements are not replicated: a promoted replica replays those messages. Brokers that do replicate
     acknowledgements, a little later, lose the last ones in the same way.
@@ -78,7 +78,7 @@ class Broker:
         self._in_hand: dict[int, Message] = {}
 
     def serve(self) -> None:
-        """Serve forever: whoever started this process ends it."""
+        """Serve forever: the parent process ends it."""
         with socket.create_server((HOST, 0)) as server:
             self._tell("ready", str(server.getsockname()[1]))
             while True:
@@ -96,7 +96,7 @@ class Broker:
                     stream.write(json.dumps(answer).encode() + b"\n")
                     stream.flush()
         except OSError:
-            # The other side is gone, and only what it held matters.
+            # The other side is gone, and only the messages that it held matter.
             pass
         finally:
             self._take_back(taken)
@@ -162,7 +162,7 @@ class Client:
         self._stream = self._socket.makefile("rwb")
 
     def publish(self, message: Message) -> None:
-        """Return once the broker has stored it. After an error nobody knows whether it has."""
+        """Return once the broker has stored it. After an error it is unknown whether it has."""
         self._ask({"publish": message})
 
     def next(self) -> Delivery | None:

@@ -31,7 +31,7 @@ class Side(NamedTuple):
 
 
 class Scene:
-    """One place on one side: its processes, and what they reported."""
+    """One place on one side: its processes, and their reports."""
 
     def __init__(self, stage: Stage, side: Side, message: Message) -> None:
         self.message = message
@@ -66,7 +66,7 @@ class Scene:
 
 
 def application_retries(scene: Scene) -> None:
-    """The broker stores the message and answers late; the application has given up by then, and sends it again."""
+    """Answer late: the broker stores the message, but the application has given up by then, and sends it again."""
     broker, port = scene.broker(fault=Fault.LATE)
     scene.send(port, impatient=True)
     scene.consumer(port).finish()
@@ -74,7 +74,7 @@ def application_retries(scene: Scene) -> None:
 
 
 def ack_is_lost(scene: Scene) -> None:
-    """The broker stores the message, and the connection ends before its ack; the producer resends."""
+    """Lose the ack: the broker stores the message, and the connection ends before; the producer resends."""
     broker, port = scene.broker(fault=Fault.CUT)
     scene.send(port)
     scene.consumer(port).finish()
@@ -82,7 +82,7 @@ def ack_is_lost(scene: Scene) -> None:
 
 
 def broker_fails_over(scene: Scene) -> None:
-    """The leader dies after the message was handled and acknowledged; the replica has the log, but not that ack."""
+    """Kill the leader after the message was handled and acknowledged; the replica has the log, but not that ack."""
     leader, port = scene.broker("leader", replica=scene.file("replica"))
     scene.send(port)
     scene.consumer(port).finish()
@@ -93,7 +93,7 @@ def broker_fails_over(scene: Scene) -> None:
 
 
 def consumer_is_killed(scene: Scene) -> None:
-    """The consumer has committed the effect, and dies before its ack; the message goes to another one."""
+    """Kill the consumer after it has committed the effect, and before its ack; the message goes to another one."""
     broker, port = scene.broker()
     scene.send(port)
     first = scene.consumer(port, fault="die")
@@ -105,7 +105,7 @@ def consumer_is_killed(scene: Scene) -> None:
 
 
 def reply_is_lost(scene: Scene) -> None:
-    """The database commits, and the consumer gets an error; it tries again."""
+    """Lose the reply: the database commits, but the consumer gets an error, and tries again."""
     broker, port = scene.broker()
     scene.send(port)
     scene.consumer(port, fault="lose-reply").finish()
@@ -120,7 +120,7 @@ class FailurePoint(NamedTuple):
 
 
 FAILURE_POINTS: Final = (
-    FailurePoint(1, "the application retries after a time-out", MESSAGES[0], application_retries),
+    FailurePoint(1, "the application retries after a timeout", MESSAGES[0], application_retries),
     FailurePoint(2, "the producer's ack is lost, and it resends", MESSAGES[1], ack_is_lost),
     FailurePoint(3, "the broker fails over, and replays its log", MESSAGES[2], broker_fails_over),
     FailurePoint(4, "the consumer is killed after the effect, before the ack", MESSAGES[3], consumer_is_killed),
@@ -132,7 +132,7 @@ CRASH: Final = FAILURE_POINTS[3]
 
 
 class Told(NamedTuple):
-    """The content of the files of one side, and what its processes reported in the crash."""
+    """The content of the files of one side, and the reports of its processes in the crash."""
 
     counted: Counted
     crash: list[Event]
@@ -155,7 +155,7 @@ class Report(NamedTuple):
 
     @property
     def balanced(self) -> bool:
-        """Whether the guarded wallet holds each message once."""
+        """Return whether the guarded wallet holds each message once."""
         return self.guarded.counted.balances == self.right_balances
 
     @property
@@ -167,7 +167,7 @@ ONCE: Final = "once"
 
 
 def verdict(without: int, guarded: int) -> str:
-    """Return a word: `once`, or what is wrong."""
+    """Return a verdict: `once`, or what is wrong."""
     if guarded == 0:
         return "LOST with the guard"
     if guarded > 1:
@@ -183,7 +183,7 @@ def play(
 ) -> Report:
     """Play all places on both sides at once, each side with its own files. Raises `Failure` if a process fails.
 
-    `progress` takes the number of scenes that are over, on both sides together.
+    `progress` gets the number of scenes that are over, on both sides together.
     """
     over = itertools.count(1)
 

@@ -17,7 +17,7 @@ from onefold.demo.stage import Event
 COLUMNS: Final = ("place", "deliveries", "effects without", "effects with", "verdict")
 BALANCES: Final = ("account", "right", "without", "with")
 
-# What a person looks for in a timeline.
+# The events that a person looks for in a timeline.
 STYLES: Final = {"killed": "bold red", "effect": "yellow", "absorbed": "green", "again": "cyan", "returned": "cyan"}
 
 
@@ -128,7 +128,7 @@ def _rows(report: Report) -> list[tuple[str, ...]]:
 
 def _crashes(report: Report) -> list[tuple[str, Told]]:
     title = f"The crash of place {CRASH.number}, {CRASH.message},"
-    told = ((f"{title} without a guard", report.without), (f"{title} with it", report.guarded))
+    told = ((f"{title} without a guard", report.without), (f"{title} with a guard", report.guarded))
     return [(title, side) for title, side in told if side.crash]
 
 

@@ -54,7 +54,7 @@ class Actor:
         self._ear.start()
 
     def expect(self, kind: str) -> Event:
-        """Wait for it to report this."""
+        """Wait until the process reports an event of this kind."""
         ends = time.monotonic() + PATIENCE
         while True:
             try:
@@ -67,17 +67,17 @@ class Actor:
                 return event
 
     def finish(self) -> None:
-        """Wait for its end, which has to be a good one."""
+        """Wait until the process has ended successfully."""
         self.expect("end")
         self._ear.join()
 
     def kill(self) -> None:
-        """Send SIGKILL: it gets no chance to do anything more. Returns when it is dead."""
+        """Send SIGKILL, so that it cannot do anything more. Return when it is dead."""
         if self._stdin < 0:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        # The kernel closes what a process had open only when it is dead.
+        # The kernel closes a process's files only when it is dead.
         self._ear.join()
         os.close(self._stdin)
         self._stdin = -1
@@ -105,7 +105,7 @@ class Stage:
         self._actors: list[Actor] = []
         self._orders, theirs = socket.socketpair()
         self._closed = False
-        # The folder is shown to whoever looks at a list of processes.
+        # The folder is visible in a list of processes.
         command = [sys.executable, "-P", "-m", "onefold.demo.worker", str(folder)]
         with theirs, (folder / "stderr").open("wb") as stderr:
             self._nursery = subprocess.Popen(  # noqa: S603 - this very Python, and a module of ours
@@ -113,7 +113,7 @@ class Stage:
             )
 
     def start(self, role: str, plan: dict[str, Any], listener: Listener) -> Actor:
-        # Under the lock: nothing may be started behind the back of `close`.
+        # Under the lock: nothing may be started during `close`.
         with self._turn:
             if self._closed:
                 raise Failure("the demo was stopped")
@@ -137,7 +137,9 @@ class Stage:
         except OSError:
             answer = b""
         if not answer:
-            raise Failure(f"no {role} was born: {(self.folder / 'stderr').read_text(encoding='utf-8').strip()[-200:]}")
+            raise Failure(
+                f"no {role} was started: {(self.folder / 'stderr').read_text(encoding='utf-8').strip()[-200:]}"
+            )
         return int(answer)
 
     def close(self) -> None:
@@ -165,4 +167,4 @@ def _pipe(*, read: contextlib.ExitStack, write: contextlib.ExitStack) -> tuple[i
 
 def _environment() -> dict[str, str]:
     """Return an environment in which a child finds the same modules, wherever we were started."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(point) for point in sys.path)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}

@@ -1,6 +1,6 @@
 """The wallet: balances in a real SQLite file, and a ledger from which effects are counted afterwards.
 
-The ledger has no unique index: an effect that happens twice is two rows in it. Nothing here knows of a guard.
+The ledger has no unique index: an effect that happens twice is two rows in it. Nothing here knows about guards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Wallet:
 
     @contextmanager
     def transaction(self, what: str = "the effect") -> Iterator[sqlite3.Connection]:
-        """Run the block between BEGIN IMMEDIATE and COMMIT; an error rolls back. `what` names what is committed."""
+        """Run the block between BEGIN IMMEDIATE and COMMIT; roll back on an error. `what` names the committed work."""
         self._connection.execute("BEGIN IMMEDIATE")
         self._effects = []
         try:
@@ -78,7 +78,7 @@ class Wallet:
             self._after_commit(f"commits {what}: {effect}")
 
     def credit(self, tx: sqlite3.Connection, message: Message) -> None:
-        """Apply the effect: the balance grows, and the ledger says so. Twice is twice."""
+        """Apply the effect: increase the balance, and write the ledger. Twice is twice."""
         tx.execute(
             "INSERT INTO wallet VALUES (?, ?) ON CONFLICT (account) DO UPDATE SET balance = balance + excluded.balance",
             (message.account, message.amount),
@@ -88,7 +88,7 @@ class Wallet:
         self._effects.append(f"{message.account} +{message.amount} makes {balance}")
 
     def takes(self, tx: sqlite3.Connection, downstream_key: str) -> bool:
-        """Return whether this key is new, as a system downstream does that deduplicates on an Idempotency-Key."""
+        """Return whether this key is new, like a system downstream that deduplicates on an Idempotency-Key."""
         return tx.execute("INSERT OR IGNORE INTO downstream_keys VALUES (?)", (downstream_key,)).rowcount == 1
 
     def note_delivery(self, key: str) -> None:
@@ -97,7 +97,7 @@ class Wallet:
 
 
 class Counted(NamedTuple):
-    """The content of the file when all is over."""
+    """The content of the file at the end."""
 
     deliveries: dict[str, int]
     effects: dict[str, int]

@@ -1,7 +1,7 @@
-"""The nursery, which forks the processes of the demo, and what each does: broker, producer or consumer.
+"""The nursery, which forks the processes of the demo, and their roles: broker, producer or consumer.
 
 The nursery has imported everything and has no threads; it forks a process for each order, so that one starts in
-milliseconds. A process reports what it does, one line of JSON each on standard output. It ends when its standard input
+milliseconds. A process reports its actions, one line of JSON each on standard output. It ends when its standard input
 does, so that it cannot outlive the demo, however that ends.
 """
 
@@ -24,7 +24,7 @@ from onefold.demo.consumers import Desk, Handler
 from onefold.demo.queue import Broker, Client, Fault
 from onefold.demo.wallet import Message, ReplyLost, Wallet
 
-# If no answer is held back, none takes this long.
+# Unless an answer is held back, none takes this long.
 PATIENCE: Final = 30.0
 
 # How long the application of place 1 waits at first; each retry waits twice as long, as a polite client does.
@@ -58,7 +58,7 @@ def nursery() -> None:
             for stream in streams:
                 os.close(stream)
             orders.sendall(f"{pid}\n".encode())
-    # Not before: the pid of a dead process stays its own until now, and a kill cannot hit another one.
+    # Not before: the pid of a dead process stays reserved until now, so that a kill cannot hit another one.
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()

@@ -37,7 +37,7 @@ class BringTablesTo(Operation):  # type: ignore[misc]
                 schema_editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
 
     def describe(self) -> str:
-        return f"Bring the tables of Onefold to version {self.version}"
+        return f"Upgrade Onefold's tables to version {self.version}"
 
     @property
     def migration_name_fragment(self) -> str:

@@ -10,7 +10,7 @@ from onefold.stores.base import Untold
 
 Facts = Mapping[str, Any]
 
-APPLY = "onefold schema URL --apply"
+APPLY = "onefold schema --store URL --apply"
 
 
 def judge(facts: Facts) -> list[Check]:
@@ -21,9 +21,9 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Return why the store is not tried out, if it is not."""
+    """Return why the store is not tried out; None if it is."""
     if facts["table"] is None:
-        return "the table is not there yet, and an examination makes none"
+        return "the table does not exist yet, and the doctor creates none"
     if isinstance(facts["table"], Untold):
         return None
     return None if _status(facts) in ("ACTIVE", "UPDATING") else "the table cannot be used yet"
@@ -35,8 +35,7 @@ def _status(facts: Facts) -> str:
 
 def table(facts: Facts) -> Check:
     name, found = "table", facts["table"]
-    refused = untold(name, found)
-    if refused is not None:
+    if refused := untold(name, found):
         return refused
     if found is None and facts["auto_schema"]:
         return yellow(name, "there is none yet: the first delivery creates it", APPLY)
@@ -50,13 +49,12 @@ def table(facts: Facts) -> Check:
 
 def regions(facts: Facts) -> Check:
     name, told = "regions", facts["table"]
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     others = ", ".join(sorted(str(one.get("RegionName")) for one in told.get("Replicas") or ()))
     if not others:
         return green(name, "one: this is not a global table")
-    fix = "A table of one region for each key, or another store"
+    fix = "Use a table in one region for each key, or another store"
     if told.get("MultiRegionConsistency") == "STRONG":
         return yellow(name, f"a global table with strong consistency, also in {others}: it was never tried", fix)
     return red(name, f"a global table, also in {others}: two regions can both win a claim, and both run", fix)
@@ -64,12 +62,11 @@ def regions(facts: Facts) -> Check:
 
 def time_to_live(facts: Facts) -> Check:
     name, told = "time to live", facts["time_to_live"]
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     status, attribute = told.get("TimeToLiveStatus"), told.get("AttributeName")
     if status is None:
-        return unknown(name, "the endpoint does not say it")
+        return unknown(name, "the endpoint does not say")
     if status in ("ENABLED", "ENABLING") and attribute == "expires":
         return green(name, "on, by the attribute expires")
     return yellow(
@@ -82,15 +79,14 @@ def time_to_live(facts: Facts) -> Check:
 
 def capacity(facts: Facts) -> Check:
     name, told = "capacity", facts["table"]
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     mode = told.get("BillingModeSummary", {}).get("BillingMode")
     units = told.get("ProvisionedThroughput", {}).get("WriteCapacityUnits", 0)
     if mode == "PAY_PER_REQUEST":
         return green(name, "on demand")
     if mode is None and not units:
-        return unknown(name, "the endpoint does not say it")
+        return unknown(name, "the endpoint does not say")
     return yellow(
         name,
         f"provisioned, {units} writes a second: claims beyond that are refused, and each delivery writes twice",
@@ -100,12 +96,11 @@ def capacity(facts: Facts) -> Check:
 
 def backups(facts: Facts) -> Check:
     name, told = "backups", facts["backups"]
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     status = told.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus")
     if status is None:
-        return unknown(name, "the endpoint does not say it")
+        return unknown(name, "the endpoint does not say")
     # An old copy of the records would let newer duplicates run: it is a choice, not a fault.
     return green(
         name, "point-in-time recovery is on" if status == "ENABLED" else "point-in-time recovery is off: optional"

@@ -22,36 +22,36 @@ CONTRACT: Final = "Run onefold.testing.StoreContract on it"
 
 
 class Judge(Protocol):
-    """A module that knows what the facts of one kind of store mean."""
+    """A module that judges the facts of one kind of store."""
 
     def judge(self, facts: Facts) -> list[Check]: ...
     def hindrance(self, facts: Facts) -> str | None:
-        """Say why a store with these facts is not tried out."""
+        """Return why a store with these facts is not tried out; None if it is."""
 
 
 def kind_of_facts(facts: Facts) -> StoreKind:
-    """The kind of store that tells these facts, whichever way it was reached."""
+    """Return the kind of store that reports these facts, however it was reached."""
     return kind_of(str(facts.get("kind", "")))
 
 
 def judge_of(facts: Facts) -> Judge | None:
-    """The judge of these facts; None: nobody knows what they mean."""
+    """Return the judge of these facts; None if there is none."""
     path = kind_of_facts(facts).health
     return cast("Judge", import_module(path)) if path else None
 
 
 def examine(store: Store) -> Report:
-    """Look at the store, and try it out. Any error of the store becomes a check, and is not raised.
+    """Look at the store, and try it out. An error of the store becomes a check, and is not raised.
 
     It creates no tables, and leaves no record behind.
     """
     facts: Facts = {}
-    silent = f"{type(store).__name__} tells nothing about it"
+    silent = f"{type(store).__name__} reports nothing about itself"
     try:
         facts = store.facts() if isinstance(store, Inspectable) else {}
     except OnefoldError as error:
         return unreachable(str(error))
-    except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+    except Exception as error:  # noqa: BLE001 - a third-party store may raise anything
         # Without its message, which may contain a password.
         silent = f"{type(store).__name__} raised {type(error).__name__} when it was asked"
     judge = judge_of(facts)
@@ -63,7 +63,7 @@ def examine(store: Store) -> Report:
         return Report((*checks, *trial(tried(store)), clock(facts)))
     except OnefoldError as error:
         return Report((*checks, red("trial", str(error), "Fix that first"), clock(facts)), reached=bool(facts))
-    except Exception as error:  # noqa: BLE001 - a store of somebody else's may raise anything
+    except Exception as error:  # noqa: BLE001 - a third-party store may raise anything
         # Without its message, which may contain a password.
         text = f"the store breaks its contract: it raised {type(error).__name__}, and not StoreUnavailable"
         return Report((*checks, red("trial", text, CONTRACT), clock(facts)))
@@ -90,14 +90,13 @@ def trial(found: Trial) -> list[Check]:
 def clock(facts: Facts) -> Check:
     """Report how far the store's clock is from this machine's. It is not judged: leases use the store's own."""
     name, told = "clock", facts.get("clock")
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     kind = kind_of_facts(facts)
     if kind.has_our_clock:
         return green(name, "this machine's own")
     if told is None:
-        return unknown(name, "the store does not tell its time")
+        return unknown(name, "the store does not report its time")
     asked, theirs, answered = told
     ahead, margin = theirs - (asked + answered) / 2, (answered - asked) / 2
     margin = max(margin, kind.clock_margin)

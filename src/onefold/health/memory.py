@@ -1,4 +1,4 @@
-"""Judgements over the facts of a store in memory. Pure."""
+"""Judge the facts of a store in memory. Pure."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from onefold.stores.base import Untold
 Facts = Mapping[str, Any]
 
 # Bytes are sent as hexadecimal digits, two for each, with a statement around them.
-PACKET_MIN: Final = 2 * Policy().result_bytes_max + 2**16
+PACKET_MIN: Final = 2 * Policy().max_result_bytes + 2**16
 
 # Changes that some transaction may still need to see. InnoDB purges thousands a second: a million means that a
-# transaction has been open for long.
+# transaction has been open for a long time.
 HISTORY_LONG: Final = 1_000_000
 
 ENGINE: Final = "InnoDB"
@@ -30,12 +30,12 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Return why the store is not tried out, if it is not: a privileged user could write even to a replica."""
+    """Return why the store is not tried out; None if it is. A privileged user could write even to a replica."""
     return "it is a replica, or read-only" if is_read_only(facts) else sql.hindrance(facts)
 
 
 def is_read_only(facts: Facts) -> bool:
-    # MySQL says ON; MariaDB has some more words for it.
+    # MySQL reports ON; MariaDB has some more values for it.
     return any(
         facts.get(name) not in (None, "OFF", "0") and not isinstance(facts.get(name), Untold) for name in READ_ONLY
     )
@@ -45,8 +45,7 @@ READ_ONLY: Final = ("read_only", "super_read_only")
 
 
 def role(facts: Facts) -> Check:
-    refused = untold("role", facts.get("read_only"))
-    if refused is not None:
+    if refused := untold("role", facts.get("read_only")):
         return refused
     if is_read_only(facts):
         return red("role", "the server is read-only, as replicas are: claims are refused", "Name the primary")
@@ -55,8 +54,7 @@ def role(facts: Facts) -> Check:
 
 def durability(facts: Facts) -> Check:
     name, setting = "durability", facts.get("innodb_flush_log_at_trx_commit")
-    refused = untold(name, setting)
-    if refused is not None:
+    if refused := untold(name, setting):
         return refused
     text = f"innodb_flush_log_at_trx_commit is {setting}"
     fix = "innodb_flush_log_at_trx_commit = 1"
@@ -71,8 +69,7 @@ def durability(facts: Facts) -> Check:
 
 def binary_log(facts: Facts) -> Check:
     name, on, sync = "binary log", facts.get("log_bin"), facts.get("sync_binlog")
-    refused = untold(name, on, sync)
-    if refused is not None:
+    if refused := untold(name, on, sync):
         return refused
     if on != "ON":
         return green(name, "off: there are no replicas")
@@ -87,8 +84,7 @@ def binary_log(facts: Facts) -> Check:
 
 def isolation(facts: Facts) -> Check:
     level = facts.get("transaction_isolation") or facts.get("tx_isolation")
-    refused = untold("isolation", level)
-    if refused is not None:
+    if refused := untold("isolation", level):
         return refused
     if level == "READ-UNCOMMITTED":
         return yellow(
@@ -101,24 +97,22 @@ def isolation(facts: Facts) -> Check:
 
 def packet(facts: Facts) -> Check:
     name, told = "max packet", facts.get("max_allowed_packet")
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         return refused
     if told is None:
-        return unknown(name, "the server does not say it")
+        return unknown(name, "the server does not say")
     if int(told) < PACKET_MIN:
         return yellow(
             name,
-            f"max_allowed_packet is {in_bytes(int(told))}, too small for a result of result_bytes_max",
-            f"max_allowed_packet = {PACKET_MIN} or more, or a smaller result_bytes_max",
+            f"max_allowed_packet is {in_bytes(int(told))}, too small for a result of max_result_bytes",
+            f"max_allowed_packet = {PACKET_MIN} or more, or a smaller max_result_bytes",
         )
     return green(name, in_bytes(int(told)))
 
 
 def engine(facts: Facts) -> Check:
     found = facts["engine"]
-    refused = untold("engine", found)
-    if refused is not None:
+    if refused := untold("engine", found):
         return refused
     if found == ENGINE:
         return green("engine", ENGINE)
@@ -131,13 +125,12 @@ def engine(facts: Facts) -> Check:
 
 def history(facts: Facts) -> Check:
     name, length = "dead rows", facts["history_length"]
-    refused = untold(name, length)
-    if refused is not None:
+    if refused := untold(name, length):
         return refused._replace(fix="GRANT PROCESS, to see it")
     if int(length) > HISTORY_LONG:
         return yellow(
             name,
-            f"{counted(int(length), 'change')} to be cleared away: a transaction has been open for long",
+            f"{counted(int(length), 'change')} to be cleared away: a transaction has been open for a long time",
             "Look for it in information_schema.innodb_trx",
         )
     return green(name, f"{counted(int(length), 'change')} to be cleared away")

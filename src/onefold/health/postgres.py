@@ -10,12 +10,12 @@ from onefold.health.report import Check, green, red, untold, yellow
 
 Facts = Mapping[str, Any]
 
-# Dead rows next to live ones. A vacuum comes at a twentieth; if half of the table is dead, none has come.
+# The share of dead rows. A vacuum comes at a twentieth; if half of the table is dead, none has come.
 DEAD_SHARE: Final = 0.5
 # Below this the whole table is a few pages, and not worth a vacuum.
 DEAD_ROWS_MANY: Final = 10_000
 
-# A commit that has answered is on this server's disk.
+# Settings under which a confirmed commit is on this server's disk.
 ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
 
 
@@ -27,14 +27,13 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Return why the store is not tried out, if it is not."""
+    """Return why the store is not tried out; None if it is."""
     return "it is a replica" if facts["in_recovery"] is True else sql.hindrance(facts)
 
 
 def role(facts: Facts) -> Check:
     name = "role"
-    refused = untold(name, facts["in_recovery"], facts["transaction_read_only"])
-    if refused is not None:
+    if refused := untold(name, facts["in_recovery"], facts["transaction_read_only"]):
         return refused
     if facts["in_recovery"]:
         return red(
@@ -47,8 +46,7 @@ def role(facts: Facts) -> Check:
 
 def durability(facts: Facts) -> Check:
     name, commit = "durability", facts["synchronous_commit"]
-    refused = untold(name, commit)
-    if refused is not None:
+    if refused := untold(name, commit):
         return refused
     if facts["fsync"] != "on":
         return red(name, f"fsync is {facts['fsync']}: a crash can damage the database", "fsync = on")
@@ -70,27 +68,25 @@ def durability(facts: Facts) -> Check:
     if facts["synchronous_standby_names"] and commit == "local":
         return yellow(
             name,
-            "there are synchronous standbys, but synchronous_commit is local: a fail-over can forget the last moments",
+            "there are synchronous standbys, but synchronous_commit is local: a failover can lose the last moments",
             "synchronous_commit = on or remote_apply",
         )
-    replicas = "" if facts["synchronous_standby_names"] else ". A fail-over to an asynchronous replica may lose moments"
+    replicas = "" if facts["synchronous_standby_names"] else ". A failover to an asynchronous replica may lose moments"
     return green(name, f"fsync is on, synchronous_commit is {commit}{replicas}")
 
 
 def isolation(facts: Facts) -> Check:
     level = facts["transaction_isolation"]
-    refused = untold("isolation", level)
-    if refused is not None:
+    if refused := untold("isolation", level):
         return refused
     if level in ("repeatable read", "serializable"):
-        return green("isolation", f"{level}: transactional handlers that meet are tried again")
+        return green("isolation", f"{level}: conflicting transactional handlers are retried")
     return green("isolation", f"{level}, unless the URL or the handler says otherwise")
 
 
 def dead_rows(facts: Facts) -> Check:
     name, live, dead = "dead rows", facts["live_rows"], facts["dead_rows"]
-    refused = untold(name, live, dead)
-    if refused is not None:
+    if refused := untold(name, live, dead):
         return refused
     text = f"{dead:,} beside {live:,} living"
     if dead >= DEAD_ROWS_MANY and dead > DEAD_SHARE * (live + dead):

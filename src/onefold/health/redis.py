@@ -13,12 +13,13 @@ from onefold.stores.base import Untold
 
 Server = Mapping[str, Any]
 
-# Used memory, of `maxmemory`. From the first there is time to act; at the second a busy hour fills it.
+# Used memory, as a share of `maxmemory`. From the first there is time to act; at the second a busy hour fills it.
 MEMORY_TIGHT: Final = 0.80
 MEMORY_FULL: Final = 0.95
 
 SLOTS: Final = 16_384
 
+ALLOW_INFO: Final = "Give the user +info"
 FORBIDDEN: Final = "Managed services forbid some commands: look for the setting in their console"
 
 
@@ -40,7 +41,7 @@ def judge(facts: Mapping[str, Any]) -> list[Check]:
 
 
 def hindrance(facts: Mapping[str, Any]) -> str | None:
-    """Say why it is not tried out."""
+    """Return why the store is not tried out; None if it is."""
     return "it is a replica" if is_replica(facts) else None
 
 
@@ -50,7 +51,7 @@ def is_replica(facts: Mapping[str, Any]) -> bool:
 
 
 def _of_all(servers: list[Server], checks: list[Check]) -> Check:
-    """Return the worst of them, with the name of its server if they differ."""
+    """Return the worst check, with the name of its server if they differ."""
     found = worst(checks)
     if len(set(checks)) == 1:
         return found
@@ -59,8 +60,8 @@ def _of_all(servers: list[Server], checks: list[Check]) -> Check:
 
 def eviction_policy(server: Server) -> Check:
     name, info = "eviction policy", server["info"]
-    if isinstance(info, Untold):
-        return unknown(name, info.why, "Give the user +info")
+    if refused := untold(name, info, fix=ALLOW_INFO):
+        return refused
     policy = info.get("maxmemory_policy")
     if policy is None:
         return unknown(name, "the server does not say its maxmemory-policy", FORBIDDEN)
@@ -68,8 +69,8 @@ def eviction_policy(server: Server) -> Check:
         return green(name, "noeviction: a full server refuses, and forgets nothing")
     return red(
         name,
-        f"maxmemory-policy is {policy}: when memory is short the server drops records without a word, and their "
-        "duplicates run again",
+        f"maxmemory-policy is {policy}: when memory is short the server silently drops records, and their duplicates "
+        "run again",
         "CONFIG SET maxmemory-policy noeviction (and in redis.conf, or the parameter group), and give Onefold a server "
         "of its own",
     )
@@ -77,8 +78,8 @@ def eviction_policy(server: Server) -> Check:
 
 def evicted_keys(server: Server) -> Check:
     name, info = "evicted keys", server["info"]
-    if isinstance(info, Untold):
-        return unknown(name, info.why, "Give the user +info")
+    if refused := untold(name, info, fix=ALLOW_INFO):
+        return refused
     count = int(info.get("evicted_keys", 0))
     if count == 0:
         return green(name, "none since the server started")
@@ -92,13 +93,14 @@ def evicted_keys(server: Server) -> Check:
 
 def memory(server: Server) -> Check:
     name, info = "memory", server["info"]
-    if isinstance(info, Untold):
-        return unknown(name, info.why, "Give the user +info")
+    if refused := untold(name, info, fix=ALLOW_INFO):
+        return refused
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if limit == 0:
         return yellow(
             name,
-            f"{in_bytes(used)} used, and maxmemory is not set: the system ends the server when the machine is full",
+            f"{in_bytes(used)} used, and maxmemory is not set: the system kills the server when the machine's memory "
+            "is full",
             "CONFIG SET maxmemory to what the machine can spare",
         )
     text = f"{in_bytes(used)} of {in_bytes(limit)} used ({used / limit:.0%})"
@@ -112,8 +114,8 @@ def memory(server: Server) -> Check:
 
 def persistence(server: Server) -> Check:
     name, info, save = "persistence", server["info"], server["save"]
-    if isinstance(info, Untold):
-        return unknown(name, info.why, "Give the user +info")
+    if refused := untold(name, info, fix=ALLOW_INFO):
+        return refused
     if info.get("aof_enabled") == "1":
         if info.get("aof_last_write_status", "ok") != "ok":
             return red(name, "the last write to the append-only file failed", "Look at its log and its disk")
@@ -127,7 +129,7 @@ def persistence(server: Server) -> Check:
             "CONFIG SET appendonly yes (and in redis.conf)",
         )
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return red(name, "the last snapshot failed: the server takes no writes", "Look at its log and its disk")
+        return red(name, "the last snapshot failed: the server accepts no writes", "Look at its log and its disk")
     return yellow(
         name,
         f"snapshots only (save {save}): a crash forgets what came after the last one",
@@ -137,11 +139,10 @@ def persistence(server: Server) -> Check:
 
 def fsync(server: Server) -> Check:
     name, info, setting = "fsync", server["info"], server["appendfsync"]
-    refused = untold(name, info, setting)
-    if refused is not None:
+    if refused := untold(name, info, setting):
         return refused
     if info.get("aof_enabled") != "1":
-        return green(name, "no append-only file, and so nothing to sync: see persistence")
+        return green(name, "no append-only file, so there is nothing to sync: see persistence")
     if setting == "always":
         return green(name, "always: what was answered is on the disk")
     lost = "about a second" if setting == "everysec" else "half a minute"
@@ -154,8 +155,8 @@ def fsync(server: Server) -> Check:
 
 def replication(server: Server, wait_replicas: int) -> Check:
     name, info, setting = "replication", server["info"], server["min-replicas-to-write"]
-    if isinstance(info, Untold):
-        return unknown(name, info.why, "Give the user +info")
+    if refused := untold(name, info, fix=ALLOW_INFO):
+        return refused
     if info.get("role") == "slave":
         return red(
             name,
@@ -173,8 +174,8 @@ def replication(server: Server, wait_replicas: int) -> Check:
     if isolated:
         return yellow(
             name,
-            f"{many}, and min-replicas-to-write is 0: a primary that is cut off goes on answering, and "
-            "what it writes is lost in the fail-over",
+            f"{many}, and min-replicas-to-write is 0: a primary that is cut off continues to answer, and what it "
+            "writes is lost in the failover",
             "CONFIG SET min-replicas-to-write 1, and wait_replicas=1 in the URL",
         )
     waits = f"claims wait for {wait_replicas}" if wait_replicas else "claims wait for none: wait_replicas=1 in the URL"
@@ -183,11 +184,11 @@ def replication(server: Server, wait_replicas: int) -> Check:
 
 def neighbours(server: Server) -> Check:
     name, sample, info = "neighbours", server["sample"], server["info"]
-    if isinstance(sample, Untold):
-        return unknown(name, sample.why, "Give the user +scan")
+    if refused := untold(name, sample, fix="Give the user +scan"):
+        return refused
     fix = "Give Onefold a server of its own: others' load fills its memory, and their FLUSHALL empties it"
     if sample["foreign"]:
-        text = f"{sample['foreign']:,} of {counted(sample['seen'], 'key')} looked at not ours"
+        text = f"{sample['foreign']:,} of {counted(sample['seen'], 'key')} looked at are not ours"
         return yellow(name, f"{text}: somebody shares this database", fix)
     # INFO has a line for each database that holds keys; one of them is ours, if we have any.
     filled = 0 if isinstance(info, Untold) else sum(line[:2] == "db" and line[2:].isdecimal() for line in info)
@@ -199,8 +200,7 @@ def neighbours(server: Server) -> Check:
 
 def cluster(server: Server) -> Check:
     name, told = "cluster", server["cluster"]
-    refused = untold(name, told)
-    if refused is not None:
+    if refused := untold(name, told):
         if "cannot be reached" in refused.reason:
             return red(name, refused.reason, "Start it again, or let a replica take its place: CLUSTER NODES")
         return refused._replace(fix="Give the user +cluster|info")

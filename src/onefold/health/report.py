@@ -1,4 +1,4 @@
-"""The doctor's report: checks with a grade, a reason and a fix. Data, without a judgement."""
+"""The doctor's report: checks with a grade, a reason and a fix. Data, without judgement."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onefold.stores.base import Untold
 
 
 class Grade(StrEnum):
-    """How a check went."""
+    """The result of a check."""
 
     GREEN = "green"
     # It works, but with less margin than it should: slower, fuller, or a rare crash may lose records.
     YELLOW = "yellow"
     # Records get lost, or deliveries are refused, in normal operation.
     RED = "red"
-    # The store did not say.
+    # The store did not tell.
     UNKNOWN = "unknown"
 
 
@@ -31,7 +31,7 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All checks of one store. If it could not be reached or opened there is one, which says so."""
+    """All checks of one store. A store that could not be reached or opened has one check, which says so."""
 
     checks: tuple[Check, ...]
     reached: bool = True
@@ -56,10 +56,10 @@ def unknown(name: str, reason: str, fix: str = "") -> Check:
     return Check(name, Grade.UNKNOWN, reason, fix)
 
 
-def untold(name: str, *facts: Any) -> Check | None:
-    """Return the check for a fact that the server did not report; None: it reported all of these."""
+def untold(name: str, *facts: Any, fix: str = "") -> Check | None:
+    """Return the check for a fact that the server did not report; None if it reported all of these."""
     whys = [fact.why for fact in facts if isinstance(fact, Untold)]
-    return unknown(name, whys[0]) if whys else None
+    return unknown(name, whys[0], fix) if whys else None
 
 
 def worst(checks: Iterable[Check]) -> Check:

@@ -1,4 +1,4 @@
-"""Judge what all SQL stores share: the tables, their indexes, the purge backlog. Pure."""
+"""Judge the facts that all SQL stores share: the tables, their indexes, the purge backlog. Pure."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ PURGE_LAG: Final = 3_600.0
 # A store counts no further.
 COUNTED_MAX: Final = 10_000
 
-# If a table is smaller, reading all of it is as fast as an index, and the planner is right to do so.
+# For a smaller table a full scan is as fast as an index, and the planner is right to use it.
 ROWS_MANY: Final = 10_000
 
-APPLY: Final = "onefold schema URL --apply"
+APPLY: Final = "onefold schema --store URL --apply"
 
 
 def tables(facts: Facts) -> Check:
     name, version, newest = "tables", facts["version"], facts.get("newest", 0)
-    refused = untold(name, version)
-    if refused is not None:
+    if refused := untold(name, version):
         return refused
     if version == 0 and facts["auto_schema"]:
-        return yellow(name, "there are none yet: the first delivery makes them", APPLY)
+        return yellow(name, "there are none yet: the first delivery creates them", APPLY)
     if version == 0:
         return red(name, "there are none, and auto_schema=no: every delivery is refused", APPLY)
     if facts["usable_from"] > newest:
         return red(
-            name, f"of version {version}, and this Onefold knows version {newest}: it refuses them", "Upgrade Onefold"
+            name, f"version {version}, but this Onefold only knows version {newest}: it refuses them", "Upgrade Onefold"
         )
     if version < newest:
-        return yellow(name, f"of version {version}; this Onefold makes version {newest}", APPLY)
-    return green(name, f"of version {version}")
+        return yellow(name, f"version {version}; this Onefold creates version {newest}", APPLY)
+    return green(name, f"version {version}")
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Return why the store is not tried out, if it is not: that would create or change its tables."""
+    """Return why the store is not tried out; None if it is. A trial must not create or change its tables."""
     version = facts["version"]
     if isinstance(version, Untold):
-        return "whether its tables are there is not known"
+        return "it is not known whether its tables exist"
     if version == 0:
-        return "its tables are not there yet, and an examination makes none"
+        return "its tables do not exist yet, and the doctor creates none"
     if version < facts["newest"] and facts["auto_schema"]:
-        return f"its tables are of version {version}, and an examination does not change them"
+        return f"its tables are of version {version}, and the doctor does not change them"
     return None
 
 
@@ -59,8 +58,7 @@ def has_tables(facts: Facts) -> bool:
 
 def indexes(facts: Facts) -> Check:
     name, there = "indexes", facts["indexes"]
-    refused = untold(name, there)
-    if refused is not None:
+    if refused := untold(name, there):
         return refused
     # An older version of the tables has fewer.
     missing = [one for one in facts["indexes_wanted"] if one not in there]
@@ -80,23 +78,23 @@ def indexes(facts: Facts) -> Check:
 
 def purge_lag(facts: Facts) -> Check:
     name, since, count = "purge", facts["expired_for"], facts["expired_count"]
-    refused = untold(name, since, count)
-    if refused is not None:
+    if refused := untold(name, since, count):
         return refused
     if not count or since is None:
         return green(name, "no record is expired")
     more = " or more" if count >= COUNTED_MAX else ""
     text = f"expired: {counted(count, 'record')}{more}, the oldest by {as_text(round(float(since)))}"
     if since > PURGE_LAG:
-        return yellow(name, f"{text}: nothing purges, and the table grows", "Run `onefold purge URL --every 60s`")
+        return yellow(
+            name, f"{text}: nothing purges, and the table grows", "Run `onefold purge --store URL --every 60s`"
+        )
     return green(name, text)
 
 
 def size(facts: Facts) -> Check:
     rows, total = facts.get("live_rows"), facts.get("table_bytes")
-    refused = untold("size", rows, total)
-    if refused is not None:
+    if refused := untold("size", rows, total):
         return refused
     if rows is None or total is None:
-        return unknown("size", "the server does not say it")
+        return unknown("size", "the server does not say")
     return green("size", f"about {counted(rows, 'record')}, {in_bytes(float(total))} with indexes")

@@ -13,7 +13,7 @@ Facts = Mapping[str, Any]
 # Room for some hundred thousand records: time to act.
 FREE_MIN: Final = 100 * 10**6
 
-# SQLite truncates the log at some megabytes. A longer one has a reader that never ends.
+# SQLite truncates the log at some megabytes. A longer one is held by a reader that never ends.
 LOG_LONG: Final = 64 * 10**6
 
 
@@ -29,7 +29,7 @@ def judge(facts: Facts) -> list[Check]:
 
 
 def hindrance(facts: Facts) -> str | None:
-    """Return why the store is not tried out, if it is not."""
+    """Return why the store is not tried out; None if it is."""
     return "the file cannot be written" if facts.get("writable") is False else sql.hindrance(facts)
 
 
@@ -46,15 +46,14 @@ def disk(facts: Facts) -> Check:
         return yellow(
             name,
             f"{text}, but a log of {in_bytes(facts['log_bytes'])} that cannot be emptied",
-            "Look for a reader that never ends: a shell, a tool, a back-up",
+            "Look for a reader that never ends: a shell, a tool, a backup",
         )
     return green(name, text)
 
 
 def journal(facts: Facts) -> Check:
     name, mode = "journal", facts["journal_mode"]
-    refused = untold(name, mode)
-    if refused is not None:
+    if refused := untold(name, mode):
         return refused
     if mode == "wal":
         return green(name, "WAL: readers and the writer do not wait for each other")

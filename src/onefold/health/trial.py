@@ -1,7 +1,7 @@
 """Try out a store: one record is claimed, refused to others, finished, read and removed, and timed.
 
-Its address has an operation of its own, with a random key and a TTL of a minute, so that a trial that is killed leaves
-nothing for long. It removes what it wrote however it ends.
+Its address has an operation of its own, with a random key and a TTL of a minute, so that a killed trial leaves nothing
+for long. It removes its record however it ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 
 def tried(store: Store) -> Trial:
-    """Try it out. Raises `StoreUnavailable` if the store does."""
+    """Try the store out. Raise `StoreUnavailable` if the store does."""
     round_trip = _round_trip(store)
     try:
         _keep_promises(store, Address("", OPERATION, secrets.token_hex(16)))

@@ -3,15 +3,16 @@
     app.add_middleware(IdempotencyMiddleware, guard=AsyncGuard(url), scope=by_header("X-Api-Key"))
 
 A response is passed on live, and remembered at its end: its last part is sent once it is remembered. A handler that has
-started is finished and remembered even if its client disconnects. Websockets and lifespan are not touched.
+started is finished and remembered even if its client disconnects. The store is checked when the application starts.
+Websockets are not touched.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, suppress
-from typing import Any, Unpack
+from typing import Unpack
 
-from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
+from onefold import AsyncGuard, Guard, OnefoldError, UsageError
 from onefold.http._answers.rules import NotFinal
 from onefold.http._asgi.background_requests import background_requests_of, drain
 from onefold.http._asgi.captured_response import (
@@ -24,13 +25,14 @@ from onefold.http._asgi.captured_response import (
     reading_again,
     send_answer,
 )
-from onefold.http._exchange.deliveries import deliver_async
-from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
-from onefold.http._requests.fingerprints import spooled_for
+from onefold.http._exchange.deliveries import check_first, deliver_async
+from onefold.http._exchange.rules import Ended, Exchange, GuardRequest, Options, known
+from onefold.http._requests.fingerprints import body_for
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._requests.paths import path_of
-from onefold.http._shared.messages import Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import Body, Refused, Request
 from onefold.http.scopes import by_header, name_of, single_tenant
+from onefold.stores.sources import AsyncStoreSource
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain", "header_key", "single_tenant"]
 
@@ -38,11 +40,11 @@ __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "drain
 class IdempotencyMiddleware:
     """Guard requests that carry an Idempotency-Key. `docs/http.md` explains each argument.
 
-    `guard` is an `AsyncGuard`, or what one takes: then it is opened here, closed at the end of the lifespan, and
-    reopened for a request after that.
+    `guard` is an `AsyncGuard`, or anything that one takes: then it is opened here, closed at the end of the lifespan,
+    and reopened for a request after that.
     """
 
-    def __init__(self, app: App, *, guard: AsyncGuard | Any, **options: Unpack[Options]) -> None:
+    def __init__(self, app: App, *, guard: AsyncGuard | AsyncStoreSource, **options: Unpack[Options]) -> None:
         self.app = app
         self.exchange = Exchange(**known("IdempotencyMiddleware", options))
         self._given = guard
@@ -57,7 +59,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self.app(scope, self._draining(receive), self._closing_guard(send))
+            await self.app(scope, self._draining(receive), self._closing_guard(self._checking(send)))
         elif scope["type"] == "http":
             await self._exchanged(scope, receive, send)
         else:
@@ -77,7 +79,7 @@ class IdempotencyMiddleware:
             # An application may have several lifespans, one after another, and requests outside them, as in tests.
             self._open()
         with ExitStack() as closes:
-            body = closes.enter_context(closing(spooled_for(request)))
+            body = closes.enter_context(closing(body_for(request)))
             try:
                 if not await read_body(receive, body):
                     return
@@ -96,20 +98,31 @@ class IdempotencyMiddleware:
     async def _guarded(self, guard_request: GuardRequest, captured: CapturedResponse, kept: ExitStack) -> None:
         with kept:
             try:
-                ended: Outcome[Answer] | NotFinal | OnefoldError = await deliver_async(
-                    self.guard, guard_request, captured.settled, self._policy
-                )
+                ended: Ended = await deliver_async(self.guard, guard_request, captured.settled, self._policy)
             except (NotFinal, OnefoldError) as error:
                 ended = error
             # Not inside our `except`: the application's exception would carry ours in its traceback.
             await captured.conclude(ended)
 
+    def _checking(self, send: Send) -> Send:
+        """Check the store once the application has started, which may be what creates it."""
+
+        async def checking_first(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                try:
+                    await check_first(self.guard, self._policy)
+                except UsageError as problem:
+                    message = {"type": "lifespan.startup.failed", "message": f"onefold: {problem}"}
+            await send(message)
+
+        return checking_first
+
     def _draining(self, receive: Receive) -> Receive:
         async def draining_first() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                # Before the application hears of it: it may close what its handlers use, and this guard, whose
-                # heartbeat keeps their claims.
+                # Before the application is notified: it may close resources that its handlers use, and this guard,
+                # whose heartbeat keeps their claims.
                 await self._background.empty()
             return message
 
@@ -125,10 +138,10 @@ class IdempotencyMiddleware:
         return closing_first
 
 
-def as_async_guard(guard: AsyncGuard | Any) -> AsyncGuard:
-    """Return the guard, or create one from what a guard takes."""
+def as_async_guard(guard: AsyncGuard | AsyncStoreSource) -> AsyncGuard:
+    """Return the guard, or create one from anything that a guard takes."""
     if isinstance(guard, Guard):
-        raise UsageError("an ASGI application needs an AsyncGuard, and this is a Guard: it would block every request")
+        raise UsageError("an ASGI application needs an AsyncGuard, but this is a Guard: it would block every request")
     return guard if isinstance(guard, AsyncGuard) else AsyncGuard(guard)
 
 
@@ -139,8 +152,8 @@ def request_of(scope: Scope) -> Request:
     return Request(scope["method"], path, query, headers, scope, compared_path=compared, path_below_mounts=below)
 
 
-async def read_body(receive: Receive, body: Spooled) -> bool:
-    """Read the whole body. False: the client disconnected before its end, and nothing may run."""
+async def read_body(receive: Receive, body: Body) -> bool:
+    """Read the whole body. Return False if the client disconnected before its end: then nothing may run."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -156,7 +169,7 @@ def by_user(request: Request) -> str | None:
     if user is None:
         raise UsageError(
             "by_user: no authentication has run before. Put the middleware for it above this one; a dependency of "
-            "FastAPI's runs later: for that take idempotent_route and by_argument"
+            "FastAPI's runs later: for that use idempotent_route and by_argument"
         )
     if not getattr(user, "is_authenticated", False):
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")

@@ -19,11 +19,11 @@ from typing import Any, TypeVar, Unpack
 from onefold import Guard, UsageError
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import SERVER_ERROR, NotFinal, failed_with, is_own
-from onefold.http._exchange.rules import Options, known
+from onefold.http._exchange.rules import GuardRequest, Options, known
 from onefold.http._exchange.views import Views, captured, captured_async
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._requests.paths import Path, path_of
-from onefold.http._shared.messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import CHUNK, Answer, Body, Refused, Request
 from onefold.http.scopes import by_header, name_of, single_tenant
 
 try:
@@ -68,7 +68,7 @@ def middleware(*, guard: Guard, **options: Unpack[Options]) -> Callable[[Callabl
             return _on_asgi(rules, get_response)
         return functools.partial(_on_either, rules, get_response)
 
-    # On ASGI Django awaits it, unless what is below it blocks.
+    # On ASGI Django awaits it, unless the layer below it blocks.
     installed.sync_capable = installed.async_capable = True  # type: ignore[attr-defined]
     return installed
 
@@ -85,7 +85,7 @@ def _on_asgi(rules: Idempotency, get_response: Callable[[Any], Awaitable[Any]]) 
 
 def _on_either(rules: Idempotency, get_response: Callable[[Any], Any], request: Any) -> Any:
     if isinstance(request, ASGIRequest) and not rules.passes(request):
-        # Something below blocks, on ASGI: a cancellation would bypass us and reach it.
+        # The layer below blocks, on ASGI: a cancellation would bypass us and reach it.
         return async_to_sync(to_its_end)(_responding(rules, get_response, request), request)
     return rules.exchanged(request, lambda: get_response(request))
 
@@ -140,10 +140,7 @@ class Idempotency(Views):
         """
         asking = request_of(request)
         try:
-            if self.exchange.passes(asking):
-                return respond()
-            body = _body_of(request)
-            guard_request = self.exchange.guard_request(asking, body)
+            guard_request = None if self.exchange.passes(asking) else self._guard_request(request, asking)
         except Refused as refused:
             return _response(self.exchange.refused(refused))
         if guard_request is None:
@@ -162,6 +159,14 @@ class Idempotency(Views):
             raise response
         return response
 
+    def _guard_request(self, request: Any, asking: Request) -> GuardRequest | None:
+        body = _body_of(request)
+        try:
+            return self.exchange.guard_request(asking, body)
+        finally:
+            # A function that has read it has left it at its end; the view reads it from its beginning.
+            body.rewind()
+
     def _played(
         self, request: Any, respond: Callable[[], Any], responses: list[Any], is_called_off: Callable[[], bool]
     ) -> Answer:
@@ -173,15 +178,15 @@ class Idempotency(Views):
                 responses.append(error)
                 return self._captured(request, response_for_exception(request, error))
             except AsyncView as error:
-                # It has not run: nothing is remembered of it, and nothing is held, whatever the rules are.
+                # It has not run: nothing is remembered or held, whatever the rules are.
                 responses.append(error)
                 raise NotFinal from None
             responses.append(response)
             if not isinstance(response, HttpResponseBase):
-                # Django itself reports what is wrong with it.
+                # Django itself reports the problem.
                 raise failed_with(TypeError())
             if response.status_code >= SERVER_ERROR and is_called_off():
-                # The response of Django for a view that failed to clean up.
+                # Django's response for a view that failed to clean up.
                 raise CancelledError
             if hasattr(response, "render") and not response.is_rendered:
                 responses[0] = response = response.render()
@@ -190,7 +195,7 @@ class Idempotency(Views):
             raise
         except BaseException as error:
             if is_called_off():
-                # Whatever it made of that.
+                # Whatever the view made of the cancellation.
                 raise CancelledError from error
             if not is_own(error):
                 raise
@@ -202,7 +207,7 @@ class Idempotency(Views):
         if not response.streaming:
             capture.add(bytes(response.content))
         elif capture.is_event_stream and not self.exchange.event_streams:
-            # It may never end. Unless asked to, we keep no claim for it.
+            # It may never end: by default, we keep no claim for it.
             raise NotFinal
         else:
             capture.add_whole(_read(response, self.exchange.body_max))
@@ -261,14 +266,14 @@ def _host_of(request: Any) -> str:
         return str(request.headers.get("Host", ""))
 
 
-def _body_of(request: Any) -> Spooled:
-    """Read the body, of any size that Django would accept, and put it back as if nobody had read it."""
+def _body_of(request: Any) -> Body:
+    """Read the body, of any size that Django would accept, and restore it as if it had not been read."""
     request = getattr(request, "_request", request)
     if hasattr(request, "_body"):
-        return Spooled(bytes(request._body))
+        return Body(bytes(request._body))
     if request._read_started:
         raise UsageError(
-            "the body was read before its view, so it cannot be compared any more. Use the middleware, or "
+            "the body was read before its view, so it can no longer be compared. Use the middleware, or "
             "csrf_exempt and no request.data in permissions"
         )
     body = _spooled(request)
@@ -284,13 +289,13 @@ def _body_of(request: Any) -> Spooled:
     return body
 
 
-def _spooled(request: Any) -> Spooled:
+def _spooled(request: Any) -> Body:
     declared, is_asgi = request.META.get("CONTENT_LENGTH") or None, isinstance(request, ASGIRequest)
     if declared is None and not is_asgi and request.META.get("HTTP_TRANSFER_ENCODING"):
         # Django reads none of it. Two different bodies of this kind would look the same.
         raise Refused("body_incomplete", "This server cannot read a body without Content-Length.")
     with ExitStack() as fails:
-        body = fails.enter_context(closing(Spooled()))
+        body = fails.enter_context(closing(Body()))
         while chunk := request.read(CHUNK):
             body.add(chunk)
         if declared is not None and declared.isdecimal() and body.size < int(declared):
@@ -311,7 +316,7 @@ def _check_outside_of_transactions() -> None:
 
 
 def _read(response: Any, limit: int) -> bytes | None:
-    """Read a streaming body, which can still be sent. None: it is longer than the limit."""
+    """Read a streaming body, which can still be sent. Return None if it is longer than the limit."""
     if not response.is_async:
         found = captured(iter(response.streaming_content), limit)
         response.streaming_content = found.parts

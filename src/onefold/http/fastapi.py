@@ -22,13 +22,14 @@ from onefold.http._asgi.background_requests import background_requests_of, drain
 from onefold.http._asgi.captured_response import App, CapturedResponse, Receive, Scope, Send, send_answer
 from onefold.http._asgi.openapi import PARAMETER, described, responses
 from onefold.http._exchange.deliveries import deliver_async
-from onefold.http._exchange.rules import METHODS, Exchange, GuardRequest, Options, known
-from onefold.http._requests.fingerprints import spooled_for
+from onefold.http._exchange.rules import METHODS, Ended, Exchange, GuardRequest, Options, known
+from onefold.http._requests.fingerprints import body_for
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._shared import options as _options
-from onefold.http._shared.messages import Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import Answer, Body, Refused, Request
 from onefold.http.asgi import IdempotencyMiddleware, as_async_guard, by_user, read_body, request_of
 from onefold.http.scopes import ScopeOf, by_header, name_of, single_tenant
+from onefold.stores.sources import AsyncStoreSource
 
 try:
     from fastapi import FastAPI, Response
@@ -50,18 +51,18 @@ __all__ = [
     "single_tenant",
 ]
 
-# Where a wrapped endpoint keeps the user's.
+# The attribute of a wrapped endpoint that holds the user's.
 ORIGINAL: Final = "__onefold_endpoint__"
 
 
-def idempotent_route(*, guard: AsyncGuard | Any, **options: Unpack[Options]) -> type[APIRoute]:
+def idempotent_route(*, guard: AsyncGuard | AsyncStoreSource, **options: Unpack[Options]) -> type[APIRoute]:
     """Create the class for routes whose requests are guarded: `APIRouter(route_class=idempotent_route(…))`."""
     rules = _Rules(guard, Exchange(**known("idempotent_route", options, has_endpoint=True), begun=True))
     scope = options["scope"]
 
     class IdempotentRoute(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
-            # In upper case, as FastAPI takes them.
+            # In upper case, as FastAPI stores them.
             methods = [method.upper() for method in settings.get("methods") or ["GET"]]
             self.is_guarded = rules.exchange.guards_any(methods)
             if self.is_guarded:
@@ -159,7 +160,7 @@ def describe(
 class _Rules:
     """A guard and the rules of the header, for routes."""
 
-    def __init__(self, guard: AsyncGuard | Any, exchange: Exchange) -> None:
+    def __init__(self, guard: AsyncGuard | AsyncStoreSource, exchange: Exchange) -> None:
         self.guard = as_async_guard(guard)
         self.exchange = exchange
         self.policy = exchange.policy(self.guard)
@@ -177,7 +178,7 @@ class _Rules:
             await _visiting(None, route)(scope, receive, send)
             return
         with ExitStack() as closes:
-            body = closes.enter_context(closing(spooled_for(request)))
+            body = closes.enter_context(closing(body_for(request)))
             try:
                 if not await read_body(receive, body):
                     return
@@ -205,18 +206,18 @@ class _Rules:
 class _Visit:
     """One request on its way through a route: the claim begins at the endpoint, and ends with the response."""
 
-    def __init__(self, rules: _Rules, request: Request, body: Spooled) -> None:
+    def __init__(self, rules: _Rules, request: Request, body: Body) -> None:
         self._rules = rules
         self._request = request
         self._body = body
-        # The endpoint's, once its dependencies have passed.
+        # The endpoint's arguments, once its dependencies have passed.
         self.arguments: dict[str, Any] = {}
         self._claimed: asyncio.Task[Outcome[Answer]] | None = None
         # The endpoint, in its own task: a cancellation that it leaves pending there is not the claim's.
         self._running: asyncio.Task[None] | None = None
         # Its claim was cancelled from outside, and so is the endpoint.
         self._is_called_off = False
-        # The value that the endpoint returned, and what became of it at the end of the route.
+        # The value that the endpoint returned, and the final response of the route.
         self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -239,7 +240,7 @@ class _Visit:
             else:
                 self._answer.set_result(answer)
             try:
-                ended: Outcome[Answer] | NotFinal | OnefoldError = await self._claimed
+                ended: Ended = await self._claimed
             except (NotFinal, OnefoldError) as error:
                 ended = error
             # Not inside our `except`: the endpoint's exception would carry ours in its traceback.
@@ -295,14 +296,14 @@ class _Visit:
                 try:
                     await asyncio.wait({running})
                 except asyncio.CancelledError:
-                    # The claim is lost, or the loop ends. It may end only when the endpoint has.
+                    # The claim is lost, or the loop ends. The claim may end only when the endpoint has.
                     self._is_called_off = True
                     running.cancel()
             if self._is_called_off:
                 raise asyncio.CancelledError
             if not self._returned.done():
                 running.result()
-            # Not awaited itself: a cancellation of the claim would become the response's.
+            # Not awaited directly: a cancellation of the claim would cancel the response.
             await asyncio.wait({self._answer})
             return self._answer.result()
 
@@ -315,7 +316,7 @@ class _Visit:
         try:
             returned = await _called(endpoint, arguments)
         # A cancellation is the endpoint's own, of a scope that it has cancelled: it has run, and must not look as if it
-        # had not. FastAPI turns any other error into a response, and that decides.
+        # had not. FastAPI turns any other error into a response, which decides.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             raised = error
         if raised is None and not self._is_called_off:
@@ -323,11 +324,11 @@ class _Visit:
         elif raised is not None and not self._is_called_off:
             self._returned.set_exception(raised)
         elif raised is not None:
-            # The claim decides what follows, whatever the endpoint made of it; the loop logs an error.
+            # The claim decides what follows, whatever the endpoint raised; the loop logs an error.
             raise raised
 
 
-# The request of a guarded endpoint. FastAPI would have to know a parameter for it.
+# The request of a guarded endpoint, as a context variable: a parameter would be visible to FastAPI.
 _visit: ContextVar[_Visit | None] = ContextVar("onefold.http.fastapi", default=None)
 
 
@@ -359,7 +360,7 @@ def _claiming(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _called(endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    # The second: of an object that is called.
+    # The second condition is for callable objects.
     if inspect.iscoroutinefunction(endpoint) or inspect.iscoroutinefunction(type(endpoint).__call__):
         return await endpoint(**arguments)
     return await run_in_threadpool(endpoint, **arguments)

@@ -22,7 +22,7 @@ from onefold.http._exchange.rules import Options, known
 from onefold.http._exchange.views import Views, captured
 from onefold.http._requests.forms import MULTIPART, URLENCODED
 from onefold.http._requests.keys import body_field, header_key
-from onefold.http._shared.messages import Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import Answer, Body, Refused, Request
 from onefold.http.scopes import by_header, name_of, single_tenant
 from onefold.http.wsgi import IdempotencyMiddleware
 
@@ -60,9 +60,8 @@ def idempotent(*, guard: Guard, **options: Unpack[Options]) -> Callable[[View], 
 def _exchanged(views: Views, view: Callable[[], Any]) -> Any:
     asking = request_of(flask.request)
     try:
-        if views.exchange.passes(asking):
-            return view()
-        guard_request = views.exchange.guard_request(asking, Spooled(_body_of(flask.request)))
+        passes = views.exchange.passes(asking)
+        guard_request = None if passes else views.exchange.guard_request(asking, Body(_body_of(flask.request)))
     except Refused as refused:
         return _response(views.exchange.refused(refused))
     if guard_request is None:
@@ -77,7 +76,7 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
     try:
         try:
             response = app.make_response(view())
-        except Exception as error:  # noqa: BLE001 - Flask makes an answer of it, or raises it again
+        except Exception as error:  # noqa: BLE001 - Flask makes a response of it, or raises it again
             response = app.make_response(app.handle_user_exception(error))
         responses.append(response)
         return _captured(response, views)
@@ -93,7 +92,7 @@ def _captured(response: flask.Response, views: Views) -> Answer:
     capture = Capture(views.exchange.body_max, flask.request.method.upper())
     capture.begin(response.status_code, response.headers)
     if capture.is_event_stream and not views.exchange.event_streams:
-        # It may never end. Unless asked to, we keep no claim for it.
+        # It may never end: by default, we keep no claim for it.
         raise NotFinal
     response.direct_passthrough = False
     found = captured(iter(response.iter_encoded()), views.exchange.body_max)
@@ -111,15 +110,15 @@ def request_of(request: Any) -> Request:
 
 
 def _body_of(request: flask.Request) -> bytes:
-    """Return the whole body. If it was read before, Flask keeps what was left: of a form, nothing."""
+    """Return the whole body. If it was read before, Flask keeps only the unread rest: of a form, nothing."""
     was_read, was_kept = "stream" in vars(request), "_cached_data" in vars(request)
     body = request.get_data(cache=True)
     missing = (request.content_length or 0) - len(body)
     is_chunked = "Transfer-Encoding" in request.headers
     if was_read and (missing > 0 or (is_chunked and _is_gone(request, body, was_kept=was_kept))):
         raise UsageError(
-            "the body was read before its view (request.form or request.data, say), so that it cannot be compared any "
-            "more. Put @idempotent above what reads it, call request.get_data() before that, or use the middleware"
+            "the body was read before its view (request.form or request.data, say), so it can no longer be compared. "
+            "Put @idempotent above what reads it, call request.get_data() before that, or use the middleware"
         )
     if missing > 0:
         raise Refused("body_incomplete", f"{missing} bytes of the body are missing. Nothing was processed.")
@@ -156,8 +155,8 @@ def by_user(_request: Request) -> str | None:
         raise UsageError("by_user asks Flask-Login, which is not installed. Pass a function as scope=") from error
     if not flask.has_request_context():
         raise UsageError(
-            "by_user: Flask-Login knows who asks inside of Flask, and the middleware stands outside of it. Decorate "
-            "the view with @idempotent, or take by_header"
+            "by_user: Flask-Login knows the caller only inside Flask, and the middleware is outside. Decorate the view "
+            "with @idempotent, or use by_header"
         )
     if not current_user.is_authenticated:
         raise Refused("caller_unknown", "A request with a key needs a caller: authenticate first.")

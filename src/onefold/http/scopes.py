@@ -1,6 +1,6 @@
 """Identify the caller of a request. There is no default: a wrong one shows one tenant another's response.
 
-A credential is stored as a keyed digest, never in clear.
+A credential is stored as a keyed digest, never in plain text.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def by_header(name: str, *, secret: str | bytes = b"") -> ScopeOf:
     """
     header_name("by_header", name)
     if not isinstance(secret, (str, bytes)):
-        raise UsageError(f"secret= is a {type(secret).__name__}, and has to be a str or bytes")
+        raise UsageError(f"secret= has to be a str or bytes, not {type(secret).__name__}")
     key = secret.encode() if isinstance(secret, str) else secret
     if len(key) > SECRET_MAX:
-        raise UsageError(f"secret= has {len(key)} bytes, and {SECRET_MAX} are the limit")
+        raise UsageError(f"secret= has {len(key)} bytes, and the limit is {SECRET_MAX}")
 
     def of(request: Request) -> str | None:
         values = request.headers(name)
@@ -67,7 +67,7 @@ def name_of(caller: object, source: str, instead: str) -> str:
     would be one.
     """
     if caller is None or (isinstance(caller, str) and caller.strip() in NOBODY):
-        raise Refused("caller_unknown", "A request with a key needs a caller, and this one has no id.")
+        raise Refused("caller_unknown", "A request with a key needs a caller, but this one has no id.")
     if isinstance(caller, (str, int, uuid.UUID)) and not isinstance(caller, bool):
         return str(caller)
-    raise UsageError(f"{source} is a {type(caller).__name__}, and has to be a str, an int or a UUID. {instead}")
+    raise UsageError(f"{source} has to be a str, an int or a UUID, not {type(caller).__name__}. {instead}")

@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, Unpack
 
-from onefold import AsyncGuard, Guard, OnefoldError, Outcome, UsageError
+from onefold import AsyncGuard, Guard, OnefoldError, UsageError
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with, is_own
 from onefold.http._answers.status import line_of
 from onefold.http._asgi.client_gone import ClientGone, has_had_its_time
 from onefold.http._exchange.deliveries import deliver
-from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
+from onefold.http._exchange.rules import Ended, Exchange, GuardRequest, Options, known
 from onefold.http._requests.keys import body_field, header_key
-from onefold.http._shared.messages import CHUNK, Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import CHUNK, Answer, Body, Refused, Request
 from onefold.http._shared.routing import unmatched_wsgi
 from onefold.http.scopes import by_header, name_of, single_tenant
+from onefold.stores.sources import StoreSource
 
 __all__ = ["IdempotencyMiddleware", "body_field", "by_header", "by_user", "header_key", "single_tenant"]
 
@@ -36,7 +37,7 @@ App = Callable[[Environ, StartResponse], Iterable[bytes]]
 class IdempotencyMiddleware:
     """Guard requests that carry an Idempotency-Key. `docs/http.md` explains each argument."""
 
-    def __init__(self, app: App, *, guard: Guard | Any, **options: Unpack[Options]) -> None:
+    def __init__(self, app: App, *, guard: Guard | StoreSource, **options: Unpack[Options]) -> None:
         self.app = app
         self.exchange = Exchange(**known("IdempotencyMiddleware", options))
         self.guard = blocking(guard)
@@ -45,12 +46,13 @@ class IdempotencyMiddleware:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = request_of(environ)
         try:
-            if self.exchange.passes(request):
-                return self.app(environ, start_response)
+            passes = self.exchange.passes(request)
         except Refused as refused:
             return answered(self.exchange.refused(refused), start_response)
+        if passes:
+            return self.app(environ, start_response)
         with ExitStack() as closes:
-            body = closes.enter_context(closing(Spooled()))
+            body = closes.enter_context(closing(Body()))
             try:
                 read_body(environ, body)
                 guard_request = self.exchange.guard_request(request, body)
@@ -66,25 +68,18 @@ class IdempotencyMiddleware:
         self, guard_request: GuardRequest, captured: CapturedResponse, start_response: StartResponse
     ) -> Iterable[bytes]:
         try:
-            ended: Outcome[Answer] | NotFinal | OnefoldError = deliver(
-                self.guard, guard_request, captured.settled, self._policy
-            )
+            ended: Ended = deliver(self.guard, guard_request, captured.settled, self._policy)
         except (NotFinal, OnefoldError) as error:
             ended = error
         # Not inside our `except`: the application's exception would carry ours in its traceback.
-        if captured.is_seen or isinstance(ended, NotFinal):
-            return captured.rest()
-        if isinstance(ended, OnefoldError):
-            return answered(self.exchange.refused(ended), start_response)
-        if captured.is_made_here(ended):
-            return captured.rest()
-        return answered(self.exchange.replay(ended), start_response)
+        answer = self.exchange.instead(ended, captured.made, is_seen=captured.is_seen)
+        return captured.rest() if answer is None else answered(answer, start_response)
 
 
-def blocking(guard: Guard | Any, needs: str = "a WSGI application needs a Guard") -> Guard:
-    """Return the guard, or create one from what a guard takes."""
+def blocking(guard: Guard | StoreSource, needs: str = "a WSGI application needs a Guard") -> Guard:
+    """Return the guard, or create one from anything that a guard takes."""
     if isinstance(guard, AsyncGuard):
-        raise UsageError(f"{needs}, and this is an AsyncGuard: nobody would await it")
+        raise UsageError(f"{needs}, but this is an AsyncGuard: nobody would await it")
     return guard if isinstance(guard, Guard) else Guard(guard)
 
 
@@ -102,7 +97,7 @@ class CapturedResponse:
         self._begun: tuple[Any, ...] = ()
         # The server's, once the response has begun.
         self._write: Callable[[bytes], object] | None = None
-        # The whole response was there when the application returned.
+        # The whole response existed when the application returned.
         self._is_at_hand = False
         self._held: list[bytes] = []
         self._capture = Capture(exchange.body_max, request.method)
@@ -117,12 +112,8 @@ class CapturedResponse:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the client has seen a part of the response."""
+        """Return whether the client has seen a part of the response."""
         return self._write is not None
-
-    def is_made_here(self, outcome: Outcome[Answer]) -> bool:
-        """Return whether it is the application's own response. A probe may have given one, or none, in its place."""
-        return self.made is not None and outcome.value is self.made and not outcome.replayed
 
     def settled(self) -> Answer:
         """Run the application to its end; return the answer to remember. Raises `NotFinal` if there is none."""
@@ -167,9 +158,9 @@ class CapturedResponse:
                 close()
 
     def rest(self) -> Iterable[bytes]:
-        """Return what was held back, for the server. Raises what the application raised."""
+        """Return the parts that were held back, for the server. Raise the application's own error."""
         if isinstance(self._failure, ClientGone):
-            # Nobody is left to be told.
+            # Nobody is left to tell.
             return []
         if self._failure is not None:
             raise self._failure
@@ -186,9 +177,9 @@ class CapturedResponse:
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         if exc_info is not None and self._write is not None:
-            # As every server does: an error after the beginning of the response cannot become another response.
+            # As every server does: an error after the start of the response cannot become another response.
             raise exc_info[1].with_traceback(exc_info[2])
-        # Copies: a layer above may change what it gets, and we remember what the application produced.
+        # Copies: an outer layer may change them, and we remember what the application produced.
         headers = list(headers)
         self._capture.begin(status, headers)
         # Flask forgets its request at the end.
@@ -204,7 +195,7 @@ class CapturedResponse:
         if not part:
             return
         if self._capture.malformed is not None:
-            # As a server would: a stream whose beginning cannot be sent may be endless.
+            # As a server would: a stream whose start cannot be sent may be endless.
             raise self._capture.malformed
         self._capture.add(part)
         ready, self._held = self._held, [part]
@@ -227,21 +218,21 @@ class CapturedResponse:
                 self._write(part)
         except OSError:
             self._client_gone_at = time.monotonic()
-        except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
-            # The way in which a server says that the client has disconnected, or a failure on the way to it. The
-            # handler's effect has happened anyway.
+        except Exception as error:  # noqa: BLE001 - raised once the response is remembered
+            # This is how a server reports a disconnected client, or a failure on the way to it. The handler's effect
+            # has happened anyway.
             self._client_gone_at, self._error = time.monotonic(), error
 
     def _is_stream(self) -> bool:
         return not self._is_at_hand and not self._capture.header(b"content-length")
 
     def _is_endless(self) -> bool:
-        """Return whether it may never end: unless asked to, we keep no claim for it."""
+        """Return whether it may never end: by default, we keep no claim for it."""
         return self._write is None and not self._exchange.event_streams and self._capture.is_event_stream
 
 
 class _Until:
-    """A response, and what is closed after it."""
+    """A response, and the resources to close after it."""
 
     def __init__(self, parts: Iterable[bytes], closes: ExitStack) -> None:
         self._parts = parts
@@ -288,10 +279,10 @@ def _path_of(environ: Environ) -> str:
         return path
 
 
-def read_body(environ: Environ, body: Spooled) -> None:
+def read_body(environ: Environ, body: Body) -> None:
     """Read the whole body: its declared length, or to its end if the server ends it.
 
-    With a part of one, nothing may run.
+    With a part of the body, nothing may run.
     """
     stream, declared = environ["wsgi.input"], environ.get("CONTENT_LENGTH") or None
     if declared is None and not environ.get("wsgi.input_terminated"):
@@ -312,7 +303,7 @@ def read_body(environ: Environ, body: Spooled) -> None:
         raise Refused("body_incomplete", f"{left} bytes of the body are missing. Nothing was processed.")
 
 
-def _with_body(environ: Environ, body: Spooled) -> Environ:
+def _with_body(environ: Environ, body: Body) -> Environ:
     again = {**environ, "wsgi.input": body.file, "CONTENT_LENGTH": str(body.size)}
     again.pop("HTTP_TRANSFER_ENCODING", None)
     return again

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     file: str
     mark: Mark
     guard: str
-    # What is wrong, with the numbers, and why.
+    # The problem and its reason, with the numbers.
     says: str
     fix: str
 
@@ -42,12 +42,12 @@ class Rule(NamedTuple):
     code: str
     title: str
     why: str
-    # None: it looks at all guards together.
+    # None: the rule looks at all guards together.
     judge: Callable[[DeclaredGuard], Iterator[Said]] | None = None
 
 
 def findings(*configurations: Configuration) -> list[Finding]:
-    """Return everything that breaks a rule, file by file and in the order of each."""
+    """Return all violations, file by file and in the order of each."""
     shared = list(_shared_operations(configurations))
     found: list[Finding] = []
     for configuration in configurations:
@@ -89,16 +89,16 @@ def _shared(
     line = f"line {mark.line}" if where is configuration else location(where.file, mark)
     return Said(
         "operations" if len(guard.operations) > 1 else "operation",
-        f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: "
-        "of two consumers of one message the second is told that it is done, and never runs",
+        f"the operation {operation!r} is that of guards.{other.name} too ({line}), in the same store: of two consumers "
+        "of one message, the second finds it done and never runs",
         "Give each guard an operation of its own",
     )
 
 
 def _identity(configuration: Configuration, store: DeclaredStore) -> Identity:
-    """Return the place of a store: entries whose URLs name one place are one store; in memory each is its own.
+    """Return the identity of a store: entries whose URLs name one location are one store; in memory each is its own.
 
-    A variable in another file may have another value where that one is used.
+    A variable in another file may have another value in production.
     """
     if kind_of(store.kind).in_process:
         return Identity(store.kind, name=f"{configuration.file} {store.name}")
@@ -124,7 +124,7 @@ RULES: Final = (
     Rule(
         "OF003",
         "the visibility timeout is shorter than the handler's time",
-        "the queue delivers again what still runs",
+        "the queue redelivers messages that are still running",
         _rules.delivered_again_too_soon,
     ),
     Rule(
@@ -160,7 +160,7 @@ RULES: Final = (
     Rule(
         "OF009",
         "money in a store in memory",
-        "a restart forgets it, and a second worker never knew",
+        "a restart forgets it, and a second worker never sees it",
         _rules.money_in_memory,
     ),
     Rule(
@@ -172,32 +172,32 @@ RULES: Final = (
     Rule(
         "OF011",
         "money that runs while its store is down",
-        "every duplicate runs meanwhile",
+        "every duplicate runs while it is down",
         _rules.money_unprotected,
     ),
     Rule(
         "OF012",
         "money that is kept by default",
-        "neither keep nor where duplicates come from is declared: one that comes after the default pays again",
+        "neither keep nor the sources of duplicates are declared: a duplicate that comes after the default pays again",
         _rules.money_by_default,
     ),
     Rule(
         "OF013",
         "money that remembers an error in doubt",
-        "after a time-out, a lost connection or any exception at all nobody knows whether the payment happened, and "
-        "remembered it is the answer to every retry",
+        "after a timeout, a lost connection or any exception at all, nobody knows whether the payment happened, and "
+        "every retry gets the remembered failure",
         _rules.money_that_remembers_doubt,
     ),
     Rule(
         "OF014",
         "a probe that knows nothing",
-        "a function of Python's own library, or of Onefold, cannot know what became of the effect",
+        "a function of the standard library or of Onefold cannot know what happened to the effect",
         _rules.probe_that_knows_nothing,
     ),
     Rule(
         "OF015",
         "attempts without an end",
-        "a message that kills its workers goes on killing them, and nobody is called",
+        "a message that kills its workers keeps killing them, and nobody is alerted",
         _rules.attempts_without_an_end,
     ),
     Rule(
@@ -208,9 +208,9 @@ RULES: Final = (
     ),
     Rule(
         "OF017",
-        "money that takes a doubt for a no",
-        "unknown replaces the usual errors: without TimeoutError and ConnectionError a payment that timed out counts "
-        "as one that did not happen, and every retry pays again",
+        "money that counts a doubt as a failure",
+        "ambiguous_errors replaces the usual errors: without TimeoutError and ConnectionError a payment that timed "
+        "out counts as one that did not happen, and every retry pays again",
         _rules.money_that_takes_doubt_for_no,
     ),
 )

@@ -14,7 +14,7 @@ from onefold.lint import RULES, Finding
 
 
 def document(files: int, findings: Sequence[Finding], problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return the document for programs: what was found, and which input could not be used."""
+    """Return the document for programs: the findings, and the files that could not be used."""
     return {
         "files": files,
         "findings": [
@@ -56,7 +56,7 @@ def _command(file: str, mark: Mark | None, title: str, message: str) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Escape what would end a command, or a property of one."""
+    """Escape characters that would end a command, or a property of one."""
     for one in f"%\r\n{more}":
         text = text.replace(one, f"%{ord(one):02X}")
     return text

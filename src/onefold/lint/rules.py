@@ -1,6 +1,6 @@
-"""The rules for one guard, each a check of what is declared. Pure: no file, no store, no printing.
+"""The rules for one guard, each a check of its declaration. Pure: no file, no store, no printing.
 
-A rule that lacks the data to judge says nothing.
+A rule that lacks the data to judge reports nothing.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final, NamedTuple
 from onefold.config.declared import DeclaredGuard, DeclaredStore
 from onefold.config.fields import CONTENTS, POSITIONS
 from onefold.config.wording import below, said
-from onefold.lint.changing import changes
-from onefold.lint.doubt import is_doubt
+from onefold.lint.ambiguous_errors import is_doubt
 from onefold.lint.store_identity import is_volatile
+from onefold.lint.unstable_keys import changes
 from onefold.stores.kinds import kind_of
 
 # The floor: a replay may itself be late, and be replayed.
 TWICE: Final = 2
 
-# Of five by default. Beyond so many nobody waits for the person that a hold would call.
+# The default is five. With more attempts than this, the hold that calls a person comes too late.
 ATTEMPTS_MANY: Final = 100
 
-FIX_KEY: Final = "Take a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
+FIX_KEY: Final = "Use a key that the sender mints once and keeps: header:idempotency-key, field:id or message_id"
 
 
 FIX_BEFORE: Final = "Move its records first, with `onefold copy`, and leave migrate_from out"
 
 
 class Said(NamedTuple):
-    """A finding without its place: the field that it points at, what is wrong, and the fix."""
+    """A finding without its location: the field that it points at, the problem, and the fix."""
 
     field: str
     says: str
@@ -41,7 +41,7 @@ class Said(NamedTuple):
 def floor(guard: DeclaredGuard) -> float:
     """Return the least `keep`: twice the largest of the summed duplicates, visibility timeout and longest replay.
 
-    A queue redelivers what was done but not acknowledged when the visibility timeout ends.
+    A queue redelivers a finished but unacknowledged message when the visibility timeout ends.
     """
     return TWICE * max(_late(guard), max(guard.replays.values(), default=0.0))
 
@@ -53,7 +53,7 @@ def _late(guard: DeclaredGuard) -> float:
 
 def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
     least, keep = floor(guard), guard.policy.keep
-    # 100 ms and 200 ms are a little more than 300 ms in binary.
+    # 100 ms and 200 ms are slightly more than 300 ms in binary.
     if keep >= least or math.isclose(keep, least):
         return
     late = _late(guard)
@@ -61,7 +61,7 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
     if source and guard.replays[source] >= late:
         why = f"{source} replays what is up to {said(guard.replays[source])} old"
     elif late > sum(guard.duplicates.values()):
-        why = f"the queue delivers again after {said(late)} (visibility_timeout)"
+        why = f"the queue redelivers after {said(late)} (visibility_timeout)"
     else:
         why = f"duplicates can be {said(late)} late ({' + '.join(guard.duplicates)})"
     yield Said(
@@ -78,7 +78,7 @@ def money_by_default(guard: DeclaredGuard) -> Iterator[Said]:
         yield Said(
             "keep",
             f"money without keep, duplicates or replays: it is kept for {said(guard.policy.keep)} by default, and "
-            "nothing says that no duplicate comes later. One that does pays again",
+            "nothing rules out a later duplicate, which would pay again",
             "Set keep: forever, or declare where duplicates come from",
         )
 
@@ -100,13 +100,13 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
         yield Said(
             "visibility_timeout",
             f"visibility_timeout is {said(visibility)}, but the handler takes up to {said(handler)}: the queue "
-            "delivers again what still runs, and counts it as failed",
+            "redelivers a message that is still running, and counts it as failed",
             f"Set visibility_timeout: {said(TWICE * handler)}",
         )
 
 
 def _stores(guard: DeclaredGuard) -> Iterator[tuple[str, DeclaredStore]]:
-    """Yield the fields that name a store of this guard. The previous one answers for what was done before the move."""
+    """Yield the fields that name a store of this guard. The previous one answers for deliveries before the move."""
     yield "store", guard.store
     if guard.migrate_from is not None:
         yield "migrate_from", guard.migrate_from
@@ -145,7 +145,9 @@ def money_with_a_crash_window(guard: DeclaredGuard) -> Iterator[Said]:
         field, says = "mode", f"{says} at the same time"
     elif crash == "skip":
         field = "after_crash"
-        says = "money with after_crash skip: a payment that a crash cut off counts as done, and may never have happened"
+        says = (
+            "money with after_crash skip: a payment that a crash interrupted counts as done, but may not have happened"
+        )
     elif crash == "rerun" and guard.provider_memory is None:
         field = "after_crash"
         says = (
@@ -154,9 +156,9 @@ def money_with_a_crash_window(guard: DeclaredGuard) -> Iterator[Said]:
         )
     else:
         return
-    fix = "Set mode: transactional where the effect is rows of your own; else after_crash: hold, or a probe"
+    fix = "Set mode: transactional if the effect is rows in your own database; otherwise after_crash: hold, or a probe"
     if crash == "rerun" and guard.mode == "claim":
-        fix += "; or pass current().key_for() on, and declare provider_memory"
+        fix += "; or pass on current().key_for(), and declare provider_memory"
     yield Said(field, says, fix)
 
 
@@ -181,7 +183,7 @@ def rerun_past_the_provider(guard: DeclaredGuard) -> Iterator[Said]:
 
 def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
     if guard.key in POSITIONS:
-        says = f"the key is {guard.key}, which is where this copy lies: a producer that sends again makes another one"
+        says = f"the key is {guard.key}, which is the position of this copy: a producer that retries makes another one"
         yield Said("key", f"{says}, and both run", FIX_KEY)
     elif guard.key in CONTENTS:
         says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
@@ -197,7 +199,7 @@ def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
             yield Said(
                 field,
                 f"money is kept in the store {store.name!r}, which lives in the memory of one process: a restart "
-                "forgets every payment, and a second worker never knew of them",
+                "forgets every payment, and a second worker never sees them",
                 FIX_BEFORE
                 if field == "migrate_from"
                 else "Use a store that lasts, such as the database of the payments",
@@ -216,38 +218,40 @@ def sqlite_in_memory(guard: DeclaredGuard) -> Iterator[Said]:
 
 
 def money_that_remembers_doubt(guard: DeclaredGuard) -> Iterator[Said]:
-    for name in guard.remember if guard.money else ():
+    for name in guard.final_errors if guard.money else ():
         if is_doubt(name):
             yield Said(
-                "remember",
-                f"money that remembers {name} as its final answer: after it nobody knows whether the payment "
-                "happened, and every retry is told that it failed",
+                "final_errors",
+                f"money that remembers {name} as its final answer: after it nobody knows whether the payment happened, "
+                "and every retry gets that failure",
                 "Remember only what the other side has said for good, such as a declined card",
             )
 
 
 def money_that_takes_doubt_for_no(guard: DeclaredGuard) -> Iterator[Said]:
-    """Report money whose `unknown` omits timeouts.
+    """Report money whose `ambiguous_errors` omits timeouts.
 
     Under rerun it has no meaning, and in a transaction nothing is unknown.
     """
     if not guard.money or guard.mode != "claim" or guard.policy.after_crash == "rerun":
         return
-    missing = [kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.unknown)]
+    missing = [
+        kind.__name__ for kind in (TimeoutError, ConnectionError) if not _is_named(kind, guard.policy.ambiguous_errors)
+    ]
     if missing:
         yield Said(
-            "unknown",
-            f"money with an unknown that leaves out {' and '.join(missing)}: it replaces the usual ones, so that a "
-            "payment which timed out, or lost its connection, counts as one that did not happen, and every retry pays "
-            "again",
-            f"Leave unknown out, or add {' and '.join(f'builtins.{name}' for name in missing)}",
+            "ambiguous_errors",
+            f"money with ambiguous_errors that leave out {' and '.join(missing)}: they replace the usual ones, so that "
+            "a payment which timed out, or lost its connection, counts as one that did not happen, and every retry "
+            "pays again",
+            f"Leave ambiguous_errors out, or add {' and '.join(f'builtins.{name}' for name in missing)}",
         )
 
 
-def _is_named(kind: type[Exception], unknown: tuple[type[BaseException] | str, ...]) -> bool:
-    """Return whether such an error counts as unknown: by its class, or by the dotted name of one of its classes."""
+def _is_named(kind: type[Exception], ambiguous: tuple[type[BaseException] | str, ...]) -> bool:
+    """Return whether such an error counts as ambiguous: by its class, or by the dotted name of one of its classes."""
     names = {f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__}
-    return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in unknown)
+    return any(one in names if isinstance(one, str) else issubclass(kind, one) for one in ambiguous)
 
 
 def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:
@@ -256,19 +260,19 @@ def probe_that_knows_nothing(guard: DeclaredGuard) -> Iterator[Said]:
         whose = "Onefold itself" if module == "onefold" else "Python's own library"
         yield Said(
             "after_crash",
-            f"the probe {guard.probe} is a function of {whose}: it cannot know what became of this effect, and "
-            "answers neither done() nor not_done()",
+            f"the probe {guard.probe} is a function of {whose}: it cannot know what happened to this effect, and "
+            "answers neither Done() nor NotDone()",
             "Name a function of yours that asks the other side, or set after_crash: hold",
         )
 
 
 def attempts_without_an_end(guard: DeclaredGuard) -> Iterator[Said]:
-    if guard.policy.attempts_max > ATTEMPTS_MANY:
+    if guard.policy.max_attempts > ATTEMPTS_MANY:
         yield Said(
-            "attempts_max",
-            f"attempts_max is {guard.policy.attempts_max:,}: a message that kills its worker kills {ATTEMPTS_MANY} of "
-            "them and goes on, and nobody is called to look at it",
-            "Leave attempts_max out (5), or set it to a number that somebody waits for",
+            "max_attempts",
+            f"max_attempts is {guard.policy.max_attempts:,}: a message that kills its worker kills {ATTEMPTS_MANY} "
+            "of them and continues, and nobody is alerted",
+            "Leave max_attempts out (5), or set a number after which somebody should look at the message",
         )
 
 

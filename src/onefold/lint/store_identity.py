@@ -1,4 +1,4 @@
-"""Which URLs name one store, however they are written. It opens nothing; each store knows its own URLs."""
+"""Tell which URLs name one store, however they are written. Nothing is opened; each store knows its own URLs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onefold.stores.kinds import kind_of, scheme_of
 
 
 def identity_of(url: str) -> Identity:
-    """Return the place that a URL names."""
+    """Return the location that a URL names."""
     try:
         parts = urlsplit(url)
     except ValueError:

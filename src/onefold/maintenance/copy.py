@@ -17,7 +17,7 @@ from onefold import Record, State, UsageError
 from onefold.maintenance.pages import records, weight_of
 from onefold.stores.base import Batching, Browsable, Entry, Gone, Query
 
-# One round trip takes this many, and this many bytes: below what a server takes in one message.
+# One round trip takes this many, and this many bytes: below a server's limit for one message.
 BATCH_MAX: Final = 500
 BATCH_BYTES: Final = 2 * 2**20
 
@@ -43,14 +43,14 @@ class Tally(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the new store now has everything that the old one has."""
+        """Return whether the new store now has everything that the old one has."""
         return not self.running and not self.refused
 
 
 def copying(old: Browsable, new: Any, query: Query, *, tally: Tally, dry_run: bool = False) -> Iterator[Tally]:
-    """Copy what the query matches, batch by batch; yield the tally after each. `dry_run` only counts.
+    """Copy the records that the query matches, batch by batch; yield the tally after each. `dry_run` only counts.
 
-    `new` is a `Store` and `Browsable`. Raises `StoreUnavailable` if one of the two does not answer.
+    `new` is a `Store` and `Browsable`. Raise `StoreUnavailable` if one of the two does not answer.
     """
     pairs = beside(records(old, query), records(new, query))
     for batch in batches(pairs):
@@ -105,7 +105,7 @@ def _written_together(new: Any, entries: Sequence[Entry]) -> list[Record | Gone 
         try:
             return [*new.claim_all(entries)]
         except UsageError:
-            # One of them is too large for this store, for instance. The others are not.
+            # One of them may be too large for this store. The others are not.
             pass
     return [_written_alone(new, entry) for entry in entries]
 
@@ -128,7 +128,7 @@ def _copy(new: Any, wanted: list[Record], tally: Tally) -> None:
                 tally.refused += 1
                 tally.why = tally.why or str(answer)
             case Record():
-                # It came while we looked.
+                # It was written meanwhile.
                 _settle(new, record, answer, tally, dry_run=False)
             case _:
                 tally.there += 1
@@ -144,7 +144,7 @@ def _settle(new: Any, record: Record, found: Record, tally: Tally, *, dry_run: b
 
 
 def _has_ended_since(record: Record, found: Record) -> bool:
-    """Return whether the old store has finished what is unfinished in the new one: there it would run again."""
+    """Return whether the old store has finished a record that is unfinished, and would run again, in the new one."""
     unfinished = found.state not in ENDED and not found.is_live
     # A bypass is a deliberate second run: the end of the first one says nothing about it.
     return record.state in ENDED and unfinished and found.bypasses <= record.bypasses

@@ -9,7 +9,7 @@ from onefold import Record
 from onefold.stores.base import Browsable, Query
 
 # Pages start small and grow, because every page costs a query; they shrink while their content is heavy. Light pages
-# may be followed by a heavy one, which bounds how large they may become.
+# may be followed by a heavy one, which bounds their size.
 PAGE_FIRST: Final = 100
 PAGE_MAX: Final = 1_000
 PAGE_BYTES: Final = 16 * 2**20
@@ -37,5 +37,5 @@ def records(
 
 
 def weight_of(record: Record) -> int:
-    """Return the bytes that can be many."""
+    """Return the size of the fields that can be large."""
     return len(record.result or b"") + len(record.notes or b"")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from onefold import UsageError
 from onefold.stores.base import Store
 
-# Some 10 ms of work for a database server: short enough for whoever waits behind it, and long enough to be worth it.
+# Some 10 ms of work for a database server: short enough for others that wait, and long enough to be worth it.
 BATCH: Final = 1_000
 
 # A batch is one transaction, and a delivery of a key in it waits for its end.
@@ -46,9 +46,9 @@ def purge(
     stop: threading.Event | None = None,
     on_batch: Callable[[int], Any] | None = None,
 ) -> Purged:
-    """Remove expired records, at most `limit`; `on_batch` is called with how many are gone so far.
+    """Remove expired records, at most `limit`; call `on_batch` with the number removed so far.
 
-    `stop` ends it after the batch in progress. Raises whatever the store raises.
+    `stop` ends it after the batch in progress. Raises the store's errors.
     """
     check(batch=batch, limit=limit)
     stopped = stop or threading.Event()
@@ -69,7 +69,7 @@ def purge(
 
 
 def passes(every: float | None, stop: threading.Event) -> Iterator[int]:
-    """Yield 1, and then, every `every` seconds after the beginning of the previous pass, 2, 3 and so on."""
+    """Yield 1, and then, every `every` seconds after the start of the previous pass, 2, 3 and so on."""
     number = 0
     while not stop.is_set():
         began, number = time.monotonic(), number + 1

@@ -1,7 +1,7 @@
-"""Read a hand-made table that remembers what was done: pages of rows, and nothing is written.
+"""Read a hand-made table of finished deliveries: pages of rows, and nothing is written.
 
-`processed_messages(message_id, processed_at)` is the usual one. Rows come in pages by their key, each page in a moment.
-Names of tables and columns are quoted, and values are never part of a statement.
+`processed_messages(message_id, processed_at)` is the usual one. Rows come in pages by their key, each page read at
+once. Names of tables and columns are quoted, and values are never part of a statement.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from onefold import UsageError
 from onefold._checks import did_you_mean
+from onefold.stores.hand_made.rows import Row
 from onefold.stores.table_reader import Now, Reader
 
 # Rows in memory at a time; with results, which may be large, fewer. Above the maximum only if one key has so many.
@@ -22,7 +23,7 @@ PAGE_MAX: Final = 64_000
 
 
 class Table(NamedTuple):
-    """Which table, and the meaning of its columns."""
+    """The name of a table, and the meaning of its columns."""
 
     name: str
     key: str
@@ -38,26 +39,13 @@ class Table(NamedTuple):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that every row needs."""
+        """Return the columns that every row needs."""
         return tuple(column for column in (self.operation, self.key) if column is not None)
 
     @property
     def order(self) -> str:
-        """The order by which rows are numbered: NULL has no place in it, except that of a scope, which comes last."""
+        """Return the order by which rows are numbered. NULL has no place in it, except a scope, which is last."""
         return ", ".join((*(() if self.scope is None else (self.scope,)), *self.named))
-
-
-class Row(NamedTuple):
-    """The values of one row."""
-
-    key: Any
-    scope: Any
-    operation: Any
-    at: Any
-    result: Any
-    now: Now
-    # Its number among the rows that have a key, in the order in which they are read.
-    number: int = 0
 
 
 class Page(NamedTuple):
@@ -68,7 +56,7 @@ class Page(NamedTuple):
 
 
 def check(reader: Reader, table: Table) -> str:
-    """Return the table's name, quoted. Raises `UsageError` if it, or one of the columns, does not exist."""
+    """Return the table's name, quoted. Raise `UsageError` if it, or one of the columns, does not exist."""
     known = [str(name) for (name,) in reader.rows(reader.tables)]
     for name in (table.name, *table.columns):
         if not name.strip() or "\0" in name:
@@ -140,7 +128,7 @@ def _pages(
                 f"{table.name} has more than {size} rows of one {table.key}: make a view of the distinct ones"
             )
         size = size if fresh else size * 2
-        # Of repeated rows, only those that were not there before are counted.
+        # Of repeated rows, only new ones are counted.
         last, seen = [cells[-1][column] for column in ordered], here if fresh else here | seen
 
 
@@ -159,7 +147,7 @@ def _statement(
         conditions.append(f"{reader.named(absent)} IS NULL")
     values: list[Any] = []
     if last is not None:
-        # The first one separately too: MySQL cannot seek in an index by several at once.
+        # The first one separately too: MySQL cannot seek in an index by a row comparison.
         conditions.append(f"{names[0]} >= {reader.mark}")
         conditions.append(f"({', '.join(names)}) >= ({', '.join([reader.mark] * len(names))})")
         values = [last[0], *last]

@@ -28,7 +28,7 @@ NOTED: Final = {
     Kind.WAITED,
     Kind.HELD,
     Kind.LOST,
-    Kind.NOT_REMEMBERED,
+    Kind.NOT_RECORDED,
     Kind.UNPROTECTED,
     Kind.STORE_FAILED,
     Kind.BURIED,
@@ -38,16 +38,18 @@ NOTED: Final = {
 def install(
     *, stores: Mapping[str, Any] | None = None, provider: MeterProvider | None = None, spans: bool = True
 ) -> Callable[[], None]:
-    """Report everything that the guards of this process do to the meter provider and the current span.
+    """Report the work of all guards in this process to the meter provider and the current span.
 
     `stores` are queried when metrics are collected: a name for the attribute, and a URL or a sync store. Call the
     returned function to stop; instruments that query stores stay, because OpenTelemetry cannot remove them.
     """
     meter = get_meter("onefold", __version__, provider)
     listener = OpenTelemetryListener(meter, spans=spans)
-    if stores:
-        _observe(meter, Watched(stores))
     ends = [subscribe(listener), timings.subscribe(listener.time)]
+    if stores:
+        watched = Watched(stores)
+        _observe(meter, watched)
+        ends.append(watched.close)
 
     def uninstall() -> None:
         for end in ends:
@@ -79,13 +81,13 @@ class OpenTelemetryListener:
             describe(event)
 
     def time(self, timing: timings.Timing) -> None:
-        """Take one timing of a measured store."""
+        """Record one timing of a measured store."""
         labels = {"store": timing.store, "call": timing.call, "result": "failed" if timing.failed else "ok"}
         self._seconds.record(timing.seconds, labels)
 
 
 def describe(event: Event) -> None:
-    """Write on the current span what happened. A span has the key's digest: it is not a label, and traces need it."""
+    """Describe an event on the current span, with the key's digest: that is not a label, and traces need it."""
     span = trace.get_current_span()
     if not span.is_recording():
         return
@@ -113,4 +115,10 @@ def _observe(meter: Meter, watched: Watched) -> None:
 
 
 def _callback(metric: Metric, watched: Watched) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _options: [Observation(one.value, {"store": one.store}) for one in watched.readings(metric)]
+    def observed(_options: CallbackOptions) -> list[Observation]:
+        return [
+            Observation(one.value, dict(zip(metric.labels, one.labels, strict=True)))
+            for one in watched.readings(metric)
+        ]
+
+    return observed

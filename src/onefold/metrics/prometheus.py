@@ -29,7 +29,7 @@ def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegis
 
     `stores` are queried at each scrape: a name for the label, and a URL or a sync store.
     """
-    # Anything that may refuse comes first: a half-filled registry could not be filled again.
+    # Whatever may refuse comes first: a half-filled registry could not be filled again.
     watching = StoreCollector(stores) if stores else None
     listener = PrometheusListener(registry)
     if watching is not None:
@@ -38,7 +38,7 @@ def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegis
 
     ends.append(listener.unregister)
     if watching is not None:
-        ends.append(lambda: registry.unregister(watching))
+        ends += [lambda: registry.unregister(watching), watching.close]
 
     def uninstall() -> None:
         # A second call finds nothing left to end.
@@ -58,7 +58,7 @@ class PrometheusListener:
             self._counters = {metric: _counter(metric, registry) for metric in METRICS if _is_counted(metric)}
         except ValueError as error:
             raise UsageError(
-                "this registry has the metrics of Onefold already: call install() once a process, or pass one "
+                "this registry already has Onefold's metrics: call install() once per process, or pass one "
                 "PrometheusListener to several guards"
             ) from error
         self._seconds = Histogram(
@@ -86,7 +86,7 @@ class PrometheusListener:
                 counter.labels(operation)
 
     def time(self, timing: timings.Timing) -> None:
-        """Take one timing of a measured store."""
+        """Record one timing of a measured store."""
         result = "failed" if timing.failed else "ok"
         self._seconds.labels(timing.store, timing.call, result).observe(timing.seconds)
 
@@ -96,7 +96,7 @@ class PrometheusListener:
 
 
 class StoreCollector(Collector):
-    """Queries stores at each scrape: whether they answer, their purge lag, the keys they have evicted."""
+    """Queries stores at each scrape: whether they answer, and what they report about their records."""
 
     def __init__(self, stores: Mapping[str, Any]) -> None:
         self._watched = Watched(stores)
@@ -109,8 +109,12 @@ class StoreCollector(Collector):
         for metric in QUESTIONS:
             family = _family(metric)
             for reading in self._watched.readings(metric):
-                family.add_metric([reading.store], reading.value)
+                family.add_metric(reading.labels, reading.value)
             yield family
+
+    def close(self) -> None:
+        """Close the stores that scrapes have opened."""
+        self._watched.close()
 
 
 def _is_counted(metric: Metric) -> bool:

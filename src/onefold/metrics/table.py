@@ -1,4 +1,4 @@
-"""Every metric, and what an event counts. Pure: exporters, documentation and `ops/` follow this table.
+"""Every metric, and the counters of each event. Pure: exporters, documentation and `ops/` follow this table.
 
 Labels are the operation, the outcome, and for stores a name and the call. Never a key, a scope or a digest: their
 number is unbounded, and they may be personal.
@@ -65,7 +65,17 @@ EVICTED: Final = Metric(
     "Keys that a Redis has evicted for lack of memory since it started.",
 )
 
-# What one event of this kind counts, in addition to the outcome of its delivery.
+HELD_RECORDS: Final = Metric(
+    "onefold_held_records", "gauge", ("store", "operation"), "Records that are held now: a person has to resolve them."
+)
+ABANDONED_RECORDS: Final = Metric(
+    "onefold_abandoned_records",
+    "gauge",
+    ("store", "operation"),
+    "Runs whose lease is over now, and whose record does not expire: nothing happens before the next delivery.",
+)
+
+# The metric that counts an event of this kind, in addition to the outcome of its delivery.
 COUNTED: Final[dict[Kind, Metric]] = {
     Kind.STARTED: Metric("onefold_starts_total", "counter", _OPERATION, "Handlers that were started."),
     Kind.REPLAYED: Metric(
@@ -87,11 +97,11 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "Handlers that continued after another delivery took over their claim.",
     ),
     Kind.HELD: Metric(
-        "onefold_held_total", "counter", _OPERATION, "Records that were put on hold: their outcome is unknown."
+        "onefold_held_total", "counter", _OPERATION, "Records that were put held: their outcome is unknown."
     ),
     Kind.RESOLVED: Metric("onefold_resolved_total", "counter", _OPERATION, "Records that were resolved."),
-    Kind.NOT_REMEMBERED: Metric(
-        "onefold_not_remembered_total",
+    Kind.NOT_RECORDED: Metric(
+        "onefold_not_recorded_total",
         "counter",
         _OPERATION,
         "Effects that happened, but could not be recorded in the store.",
@@ -121,7 +131,17 @@ COUNTED: Final[dict[Kind, Metric]] = {
     ),
 }
 
-METRICS: Final = (DELIVERIES, *COUNTED.values(), CONFLICTS, STORE_SECONDS, STORE_UP, PURGE_LAG, EVICTED)
+METRICS: Final = (
+    DELIVERIES,
+    *COUNTED.values(),
+    CONFLICTS,
+    STORE_SECONDS,
+    STORE_UP,
+    HELD_RECORDS,
+    ABANDONED_RECORDS,
+    PURGE_LAG,
+    EVICTED,
+)
 
 # How a delivery ended, by the event that ended it.
 OUTCOMES: Final[dict[Kind, str]] = {
@@ -133,7 +153,7 @@ OUTCOMES: Final[dict[Kind, str]] = {
     Kind.LEFT: "left",
     Kind.HELD: "held",
     Kind.LOST: "lost",
-    Kind.NOT_REMEMBERED: "not_remembered",
+    Kind.NOT_RECORDED: "not_recorded",
     Kind.UNPROTECTED: "unprotected",
 }
 
@@ -141,13 +161,13 @@ OUTCOMES: Final[dict[Kind, str]] = {
 REFUSALS: Final = {
     "KeyReused": "key_reused",
     "InProgress": "in_progress",
-    "OnHold": "on_hold",
+    "Held": "still_held",
     "StoreUnavailable": "store_unavailable",
     "ProbeFailed": "probe_failed",
 }
 REFUSED: Final = "refused"
 
-# The first words of an event's detail that is about a part of a handler, and ends no delivery.
+# The prefix of an event's detail that concerns a part of a handler, and ends no delivery.
 STEP: Final = "step "
 
 
@@ -167,7 +187,7 @@ def counted(event: Event, operation: str) -> Iterator[tuple[Metric, tuple[str, .
     if metric is not None:
         yield metric, (operation,)
     if event.kind is Kind.UNPROTECTED:
-        # Its handler is started as well, and no other event says so.
+        # Its handler is started as well, without another event.
         yield COUNTED[Kind.STARTED], (operation,)
     if ended == REFUSALS["KeyReused"]:
         yield CONFLICTS, (operation,)
@@ -180,6 +200,10 @@ class Operations:
         self._most = most
         self._known: set[str] = set()
         self._adding = threading.Lock()
+
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset(self._known)
 
     def label(self, operation: str) -> str:
         if operation in self._known:

@@ -28,7 +28,7 @@ CALLS: Final = (
     "browse",
 )
 
-# Capabilities that are forwarded untimed. A class has to have them: a capability check does not ask an instance.
+# Capabilities that are forwarded untimed. The class has to have them: a capability check does not look at an instance.
 UNTIMED: Final = ("transaction", "facts")
 
 
@@ -58,14 +58,14 @@ def subscribe(listener: TimingListener) -> Callable[[], None]:
 
 
 class Measured:
-    """A store around another one. Anything that is not timed is the inner store's own."""
+    """A store around another one. Untimed attributes are the inner store's own."""
 
     def __init__(self, store: Any, name: str) -> None:
         self.inner = store
         self.measured_as = name
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for attributes that this class does not have. A copy in the making has nothing inside yet.
+        # Only called for attributes that this class does not have. A copy in the making has no inner store yet.
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -78,10 +78,10 @@ def measured(source: Any, *, name: str | None = None, is_async: bool = False) ->
     """Return the store behind `source` (whatever a guard takes), with its calls timed; `name` is its label in metrics.
 
     For an `AsyncGuard` pass `is_async=True`, or an async store. A store that was opened here is closed by its own
-    `close()` or `aclose()`: a guard closes only what it has opened.
+    `close()` or `aclose()`: a guard closes only stores that it has opened.
     """
     if isinstance(source, Measured):
-        raise UsageError("measured(): this store is measured already")
+        raise UsageError("measured(): this store is already measured")
     store = source if _is_store(source) else (AsyncGuard if is_async else Guard)(source).store
     timed = _timed_async if inspect.iscoroutinefunction(store.claim) else _timed
     has = {call: timed(call) for call in CALLS if hasattr(store, call)}
@@ -93,28 +93,34 @@ def _is_store(source: Any) -> bool:
     return isinstance(source, (Store, AsyncStore)) and not isinstance(source, type)
 
 
+class _Stopwatch:
+    """One call in progress, whose listeners are told when it ends, however it ends."""
+
+    __slots__ = ("_began", "_call", "_store")
+
+    def __init__(self, store: str, call: str) -> None:
+        self._store = store
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _tell(Timing(self._store, self._call, time.perf_counter() - self._began, kind is not None))
+
+
 def _timed(call: str) -> Callable[..., Any]:
     def timed(self: Measured, *args: Any, **kwargs: Any) -> Any:
-        began, failed = time.perf_counter(), True
-        try:
-            reply = getattr(self.inner, call)(*args, **kwargs)
-            failed = False
-            return reply
-        finally:
-            _tell(Timing(self.measured_as, call, time.perf_counter() - began, failed))
+        with _Stopwatch(self.measured_as, call):
+            return getattr(self.inner, call)(*args, **kwargs)
 
     return timed
 
 
 def _timed_async(call: str) -> Callable[..., Any]:
     async def timed(self: Measured, *args: Any, **kwargs: Any) -> Any:
-        began, failed = time.perf_counter(), True
-        try:
-            reply = await getattr(self.inner, call)(*args, **kwargs)
-            failed = False
-            return reply
-        finally:
-            _tell(Timing(self.measured_as, call, time.perf_counter() - began, failed))
+        with _Stopwatch(self.measured_as, call):
+            return await getattr(self.inner, call)(*args, **kwargs)
 
     return timed
 

@@ -1,4 +1,4 @@
-"""Query stores for metrics: whether they answer, how far their purge is behind, how many keys they have lost.
+"""Query stores for metrics: whether they answer, what is held or abandoned, how far their purge is behind.
 
 Exporters query at each scrape, so a store is queried once for everything. One that does not answer is down: a scrape
 never waits for it longer than `PATIENCE`. It writes no record, and creates no tables.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
 from onefold.keys import address
-from onefold.metrics.table import EVICTED, PURGE_LAG, STORE_UP, Metric
+from onefold.metrics.table import ABANDONED_RECORDS, EVICTED, HELD_RECORDS, PURGE_LAG, STORE_UP, Metric, Operations
 from onefold.stores.base import Inspectable, Store, Untold
+from onefold.stores.kinds import has_async_driver
 
 # An address that nobody has: reading it shows whether the store answers.
 NOBODY: Final = address("onefold-watch", "nobody")
@@ -29,10 +29,6 @@ FRESH_SECONDS: Final = 1.0
 # store that hangs would hide that it does.
 PATIENCE: Final = 3.0
 
-# Async-only drivers. Such a store is queried in an event loop of its own, on a new connection: the machine may not have
-# the sync driver of the same database.
-ASYNC_DRIVER: Final = re.compile(r"[a-z]+\+(asyncpg|asyncmy):", re.IGNORECASE)
-
 Facts = Mapping[str, Any]
 
 
@@ -40,7 +36,8 @@ class Reading(NamedTuple):
     """The value of one metric of one store, now."""
 
     metric: Metric
-    store: str
+    # The values of the metric's labels: the store's name and, for some, an operation.
+    labels: tuple[str, ...]
     value: float
 
 
@@ -55,23 +52,36 @@ class Watched:
         self._questions: dict[str, Question] = {}
         self._asked = -FRESH_SECONDS
         self._told: dict[str, Facts | None] = {}
+        self._operations: dict[str, Operations] = {name: Operations() for name in stores}
 
     def readings(self, metric: Metric) -> Iterator[Reading]:
-        """Yield the value of this metric for every store that has one now."""
+        """Yield the values of this metric for every store that has one now."""
         for name, facts in self._facts().items():
             value = QUESTIONS[metric](facts)
-            if value is not None:
-                yield Reading(metric, name, value)
+            if isinstance(value, Mapping):
+                for operation, count in self._by_operation(name, value).items():
+                    yield Reading(metric, (name, operation), count)
+            elif value is not None:
+                yield Reading(metric, (name,), value)
+
+    def _by_operation(self, store: str, counts: Mapping[str, float]) -> dict[str, float]:
+        """Return the counts by label. An operation that was counted before is zero now, not gone."""
+        operations = self._operations[store]
+        found = dict.fromkeys(operations.known, 0.0)
+        for operation, count in counts.items():
+            label = operations.label(operation)
+            found[label] = found.get(label, 0.0) + count
+        return found
 
     def _facts(self) -> Mapping[str, Facts | None]:
-        """Return what each store reports about itself; None: it does not answer."""
+        """Return the facts of each store; None if it does not answer."""
         if time.monotonic() - self._asked >= FRESH_SECONDS:
             self._told = self._ask_all()
             self._asked = time.monotonic()
         return self._told
 
     def _ask_all(self) -> dict[str, Facts | None]:
-        """Query all stores concurrently. One that has not answered the last query gets no other."""
+        """Query all stores concurrently. Skip one that has not answered the last query."""
         end = time.monotonic() + PATIENCE
         for name in self._sources:
             if name not in self._questions or not self._questions[name].is_alive():
@@ -81,12 +91,13 @@ class Watched:
     def _ask(self, name: str) -> Facts | None:
         try:
             source = self._sources[name]
-            if isinstance(source, str) and ASYNC_DRIVER.match(source):
+            if isinstance(source, str) and has_async_driver(source):
+                # In an event loop of its own, on a new connection: the machine may not have the sync driver.
                 import asyncio
 
                 return asyncio.run(_facts_of_async(source))
             return _facts_of(self._opened(name))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one store, the others are asked too
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one store, the others are queried too
             logging.getLogger("onefold").warning("the watched store %s did not answer: %s", name, error)
             return None
 
@@ -95,6 +106,13 @@ class Watched:
             source = self._sources[name]
             self._stores[name] = source if isinstance(source, Store) else Guard(source).store
         return self._stores[name]
+
+    def close(self) -> None:
+        """Close the stores that were opened here; the next query opens them again."""
+        stores, self._stores = self._stores, {}
+        for name, store in stores.items():
+            if store is not self._sources[name]:
+                store.close()
 
 
 def _facts_of(store: Any) -> Facts:
@@ -114,12 +132,12 @@ async def _facts_of_async(url: str) -> Facts:
 
 
 def can_be_read(facts: Facts) -> bool:
-    """Return whether reading creates and upgrades nothing. Raises `StoreUnavailable` if there are no tables."""
+    """Return whether a read creates and upgrades nothing. Raise `StoreUnavailable` if there are no tables."""
     version = facts.get("version")
-    if version == 0 or ("table" in facts and facts["table"] is None):
+    if version == 0:
         raise StoreUnavailable(
             "there are no Onefold tables, and a scrape creates none. Is it the right store? A guard creates them with "
-            "its first record, and `onefold schema URL --apply` at once"
+            "its first record, and `onefold schema --store URL --apply` at once"
         )
     return not isinstance(version, int) or version >= facts.get("newest", version)
 
@@ -137,7 +155,7 @@ class Question(threading.Thread):
         self._told = self._ask(self._store)
 
     def answer(self, end: float) -> Facts | None:
-        """Return what the store reports about itself, if it answers in time."""
+        """Return the facts of the store, if it answers in time."""
         self.join(max(end - time.monotonic(), 0.0))
         if self.is_alive():
             logging.getLogger("onefold").warning("the watched store %s has not answered yet", self._store)
@@ -168,21 +186,39 @@ def answers(facts: Facts | None) -> float:
 
 
 def purge_lag(facts: Facts | None) -> float | None:
-    """Return how long ago the oldest remaining record expired, in seconds; 0: none has. None: unknown."""
+    """Return how long ago the oldest remaining record expired, in seconds; 0 if none has, None if unknown."""
     if facts is None or "expired_for" not in facts or isinstance(facts["expired_for"], Untold):
         return None
     return float(facts["expired_for"] or 0.0)
 
 
 def evicted_keys(facts: Facts | None) -> float | None:
-    """Return how many keys the servers of a Redis have evicted since they started. None: not a Redis, or unknown."""
-    infos = [server["info"] for server in (facts or {}).get("servers", ())]
-    told = [info["evicted_keys"] for info in infos if not isinstance(info, Untold) and "evicted_keys" in info]
-    return sum(float(count) for count in told) if told else None
+    """Return how many keys the store's servers have evicted since they started; None if unknown."""
+    count = (facts or {}).get("evicted_keys")
+    return None if count is None or isinstance(count, Untold) else float(count)
 
 
-QUESTIONS: Final[dict[Metric, Callable[[Facts | None], float | None]]] = {
+def held_records(facts: Facts | None) -> Mapping[str, float] | None:
+    """Return how many records are held, by operation; None if unknown."""
+    return _in_doubt(facts, 0)
+
+
+def abandoned_records(facts: Facts | None) -> Mapping[str, float] | None:
+    """Return how many runs are abandoned, by operation; None if unknown."""
+    return _in_doubt(facts, 1)
+
+
+def _in_doubt(facts: Facts | None, which: int) -> Mapping[str, float] | None:
+    counts = (facts or {}).get("in_doubt")
+    if counts is None or isinstance(counts, Untold):
+        return None
+    return {operation: float(both[which]) for operation, both in counts.items()}
+
+
+QUESTIONS: Final[dict[Metric, Callable[[Facts | None], float | Mapping[str, float] | None]]] = {
     STORE_UP: answers,
+    HELD_RECORDS: held_records,
+    ABANDONED_RECORDS: abandoned_records,
     PURGE_LAG: purge_lag,
     EVICTED: evicted_keys,
 }

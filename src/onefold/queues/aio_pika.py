@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
-from onefold import AsyncGuard, Policy, UsageError
+from onefold import AsyncGuard, Policy, PolicyFields, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._shared.consumer import WAIT, AsyncConsuming, MissingKeyRule
+from onefold.queues._shared.consumer import AsyncConsuming, MissingKeyRule
 from onefold.queues._shared.logs import waits_of
-from onefold.queues._shared.options import check_transactions
+from onefold.queues._shared.options import check_transactions, policy_of
 from onefold.queues._shared.verdict import ACK
 from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address
@@ -41,18 +42,20 @@ def guarded(
     key: KeyOf,
     dead_letter: str | DeadLetter,
     missing_key: MissingKeyRule = "never",
-    wait: Duration = WAIT,
-    policy: Policy | None = None,
-    fingerprint: PayloadOf | None = None,
+    payload: PayloadOf | None = None,
     attempts: int = rabbitmq_consumer.ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
+    policy: Policy | None = None,
+    **fields: Unpack[PolicyFields],
 ) -> GuardedCallback:
     """Return the callback for `consume`. It awaits `handler(delivery)`, or `handler(delivery, tx=…)`, once per key.
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
-    asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
-    consuming = AsyncConsuming(guard, operation, handler, policy=policy, **asked)
+    chosen = policy_of(guard, AsyncGuard, policy, fields, guarded)
+    consuming = AsyncConsuming(
+        guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload
+    )
     check_transactions(guard, handler)
     return GuardedCallback(
         consuming, rabbitmq_consumer.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
@@ -67,28 +70,35 @@ class GuardedCallback:
         self._rules = rules
         self._unsettled: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._draining = False
+        # The channels that messages have come from, and whether this consumer has left them.
+        self._left: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._leaving = False
 
     async def __call__(self, message: AbstractIncomingMessage) -> None:
         if message.processed:
             raise UsageError("this consumer has no_ack=True: the broker forgets a message before it is handled")
+        if self._left.setdefault(message.channel, self._leaving):
+            self._rules.came_too_late(delivery_of(message))
+            return
         task = asyncio.create_task(self._consume(message))
         self._unsettled.add(task)
         task.add_done_callback(self._unsettled.discard)
-        # A lost connection cancels what it has called.
+        # A lost connection cancels the callbacks that it has called.
         await asyncio.shield(task)
 
     async def drain(self, within: Duration = 30) -> bool:
-        """Settle running handlers, after `queue.cancel`. False: after `within` something still runs.
+        """Settle running handlers, after `queue.cancel`. Return False if something still runs after `within`.
 
-        Messages that wait for their turn go back to the queue when the channel is closed.
+        Messages that wait for their turn go back to the queue when the channel is closed. To consume again with this
+        callback, open another channel.
         """
-        self._draining = True
+        self._leaving = True
+        self._left.update(dict.fromkeys(self._left, True))
         for task in self._waiting:
             task.cancel()
         if self._unsettled:
             await asyncio.wait(self._unsettled, timeout=seconds(within, "within"))
-        self._draining = False
+        self._leaving = False
         return not self._unsettled
 
     async def _consume(self, message: AbstractIncomingMessage) -> None:
@@ -122,7 +132,7 @@ class GuardedCallback:
                     dead = self._rules.dead(delivery, step.reason, address)
                     try:
                         await bury(message.channel.connection, dead)
-                    except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on
+                    except Exception as error:  # noqa: BLE001 - whatever it is, the consumer survives
                         where = self._rules.found_at(delivery, address)
                         step = self._rules.refused(error, step.reason, now() - since, where)
                     else:
@@ -130,13 +140,13 @@ class GuardedCallback:
                         step = Step("ack")
 
     async def _pause(self, delay: float, message: AbstractIncomingMessage) -> None:
-        """Wait. Raises if there is nothing to wait for: the message goes back by itself."""
+        """Wait. Raise if there is nothing to wait for: the message goes back by itself."""
         task = asyncio.current_task()
         if delay and task is not None:
             self._waiting.add(task)
             try:
-                await asyncio.sleep(0 if self._draining else delay)
+                await asyncio.sleep(0 if self._left[message.channel] else delay)
             finally:
                 self._waiting.discard(task)
-        if message.channel.is_closed or (delay and self._draining):
+        if message.channel.is_closed or (delay and self._left[message.channel]):
             raise ConnectionError("it goes back to its queue")

@@ -16,7 +16,6 @@ from typing import Any, Literal, Unpack
 
 from onefold import AsyncGuard, Policy, UsageError
 from onefold._concurrency.generators import run_async
-from onefold.durations import Duration
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,
     DeadLetters,
@@ -32,7 +31,7 @@ from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Batches
-from onefold.queues._shared.consumer import WAIT, AsyncConsuming
+from onefold.queues._shared.consumer import AsyncConsuming
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import Verdict
@@ -52,7 +51,6 @@ def guarded(
     consumer: AIOKafkaConsumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
-    wait: Duration = WAIT,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -60,9 +58,9 @@ def guarded(
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
-    asked = asked_of(key, options, policy)
-    check_wait(wait, getattr(consumer, "_max_poll_interval_ms", None))
-    consuming = partial(AsyncConsuming, guard, operation, wait=wait, **asked)
+    asked = asked_of(guard, AsyncGuard, key, options, policy)
+    check_wait(asked["policy"].wait, getattr(consumer, "_max_poll_interval_ms", None))
+    consuming = partial(AsyncConsuming, guard, operation, **asked)
     one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
@@ -89,8 +87,8 @@ def guarded_batches(
     Await `handle.batch(await consumer.getmany())`. `transaction` opens one that commits at its end. If it fails, each
     message gets its own.
     """
-    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses a handler that is async where the guard is not, and the reverse.
+    offsets, asked = options.get("offsets"), asked_of(guard, AsyncGuard, key, options, policy)
+    # Refuses a sync handler for an async guard, and the reverse.
     one = AsyncConsuming(guard, operation, handler, **asked)
     batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
 
@@ -107,29 +105,30 @@ class Guarded(Partitions):
         """Handle a message from `consumer.getone()` or `async for`."""
         if not hasattr(message, "offset"):
             raise UsageError(
-                f"handle() takes what getone() gave, not {type(message).__name__}: for getmany() say handle.batch()"
+                f"handle() takes the result of getone(), not {type(message).__name__}: for getmany() use handle.batch()"
             )
         await self._handle([message], self._one)
 
     async def batch(self, messages: Records) -> None:
         """Handle the result of `consumer.getmany()`, in a few round trips for all. Of equal keys one runs."""
-        deliver = self._deliver_polls()
+        deliver = self._deliver_batches()
         if not isinstance(messages, Mapping):
             raise UsageError(
-                f"handle.batch() takes what getmany() gave, not {type(messages).__name__}: for getone() say handle()"
+                f"handle.batch() takes the result of getmany(), not {type(messages).__name__}: for getone() use "
+                "handle()"
             )
         await self._handle([message for several in messages.values() for message in several], deliver)
 
     async def _handle(self, messages: Sequence[Any], deliver: Deliver) -> None:
         sender = Sender(self._step)
         read = (delivery_of(message, self._ledger) for message in messages)
-        taken = await run_async(self._admit(read), sender)
-        verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
         try:
-            if taken:
-                verdicts = await deliver(taken)
-        finally:
+            taken = await run_async(self._admit(read), sender)
+            verdicts: list[Verdict] = [INTERRUPTED] * len(taken)
             try:
-                await run_async(self._ledger.settle(taken, verdicts), sender)
+                if taken:
+                    verdicts = await deliver(taken)
             finally:
-                self._set_alarm()
+                await run_async(self._ledger.settle(taken, verdicts), sender)
+        finally:
+            self._set_alarm()

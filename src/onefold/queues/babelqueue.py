@@ -11,19 +11,20 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from onefold import Guard, MissingKey, Policy, StoreUnavailable, UsageError
-from onefold.durations import Duration, seconds
+from onefold import Guard, MissingKey, Policy, PolicyFields, StoreUnavailable, UsageError
+from onefold._concurrency.generators import run
+from onefold.health.first_use import first_use_of
 from onefold.keys import checked_key
 from onefold.queues._shared.consumer import nothing
 from onefold.queues._shared.logs import address_of, found_at, waits_of
-from onefold.queues._shared.options import check
-from onefold.queues._shared.verdict import Later, reason_of
+from onefold.queues._shared.options import check, policy_of
+from onefold.queues._shared.verdict import Later, named, reason_of
 
 log = logging.getLogger("onefold.queues.babelqueue")
 
-# How long a duplicate waits in place for the running one. After that the runtime is told to retry.
+# How long a duplicate waits in place for the running one. After that an error makes the runtime retry.
 WAIT: Final = 30.0
 
 
@@ -39,12 +40,14 @@ def wrap(
     handler: Callable[..., Any],
     *,
     operation: str = "babelqueue",
-    wait: Duration = WAIT,
     policy: Policy | None = None,
+    **fields: Unpack[PolicyFields],
 ) -> Callable[..., None]:
     """Wrap the handler to run once for each `meta.id`. It keeps the signature by which the runtime calls it."""
-    check(guard, Guard, operation, handler, policy=policy)
-    patient = (policy or guard.policy).but(wait=seconds(wait, "wait"))
+    patient = policy_of(guard, Guard, policy, {"wait": WAIT, **fields}, wrap)
+    check(guard, Guard, operation, handler, policy=patient)
+    guard.check_handler(operation, handler)
+    first_use = first_use_of(guard)
 
     @functools.wraps(handler)
     def wrapped(*args: Any) -> None:
@@ -53,11 +56,17 @@ def wrap(
         def handle() -> None:
             nonlocal begun
             begun = True
-            nothing(handler(*args))
+            try:
+                nothing(handler(*args))
+            except Exception as error:
+                log.warning("%s: it failed: %s", found_at("", address_of(guard, operation, key)), named(error))
+                raise
 
         if key is None:
             return handle()
         try:
+            if not first_use.is_over:
+                run(first_use.check(guard, patient))
             guard.run(operation, key, handle, policy=patient)
         except UsageError as error:
             if begun:
@@ -79,7 +88,7 @@ class IdempotencyStore:
         self._operation = operation
 
     def seen(self, message_id: str) -> bool:
-        """Return whether this id was remembered. One that cannot be a key never is: its messages run unguarded."""
+        """Return whether this id was remembered. An id that cannot be a key never is: its messages run unguarded."""
         key = _usable(message_id)
         record = None if key is None else self._guard.read(self._operation, key)
         return record is not None and record.state == "done"
@@ -88,7 +97,7 @@ class IdempotencyStore:
         """Record this id as processed."""
         key = _usable(message_id)
         if key is not None:
-            self._guard.run(self._operation, key, _done, policy=self._guard.policy.but(mode="seen"))
+            self._guard.run(self._operation, key, _done, policy=self._guard.policy.replace(mode="seen"))
 
     def forget(self, message_id: str) -> None:
         """Drop this id."""
@@ -103,7 +112,7 @@ def _id_of(args: tuple[Any, ...]) -> str | None:
 
 
 def _usable(found: object) -> str | None:
-    """Return the id, if it can be a key. Otherwise it cannot be guarded; the contract says to run it anyway."""
+    """Return the id if it can be a key. Otherwise it cannot be guarded, and the contract says to run it anyway."""
     try:
         return checked_key(found) if isinstance(found, str) else None
     except MissingKey:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Unpack
 
 from onefold import Guard, Policy, UsageError
 from onefold._concurrency.generators import run
-from onefold.durations import Duration
 from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
 from onefold.queues._kafka.confluent_partitions import Partitions
 from onefold.queues._kafka.consumer import Deliver, Sender, consuming_of
@@ -25,7 +24,7 @@ from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Batches
-from onefold.queues._shared.consumer import WAIT, Consuming
+from onefold.queues._shared.consumer import Consuming
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import Verdict
@@ -43,7 +42,6 @@ def guarded(
     consumer: Consumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
-    wait: Duration = WAIT,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -51,8 +49,8 @@ def guarded(
 
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
-    asked = asked_of(key, options, policy)
-    consuming = partial(Consuming, guard, operation, wait=wait, **asked)
+    asked = asked_of(guard, Guard, key, options, policy)
+    consuming = partial(Consuming, guard, operation, **asked)
     one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
@@ -79,8 +77,8 @@ def guarded_batches(
     Call `handle.batch(consumer.consume(500, 1))`. `transaction` opens one that commits at its end. If it fails, each
     message gets its own.
     """
-    offsets, asked = options.get("offsets"), asked_of(key, options, policy)
-    # It refuses a handler that is async where the guard is not, and the reverse.
+    offsets, asked = options.get("offsets"), asked_of(guard, Guard, key, options, policy)
+    # Refuses a sync handler for an async guard, and the reverse.
     one = Consuming(guard, operation, handler, **asked)
     batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
 
@@ -94,19 +92,19 @@ class Guarded(Partitions):
     """A guarded handler. It is called in the thread that polls, and never sleeps; a running duplicate waits in it."""
 
     def __call__(self, message: Message | None) -> None:
-        """Handle the result of `consumer.poll()`. Call it with None too: then partitions that waited continue."""
+        """Handle the result of `consumer.poll()`. Call it with None too, so that waiting partitions continue."""
         if message is not None and not isinstance(message, Message):
             raise UsageError(
-                f"handle() takes what poll() gave, not {type(message).__name__}: for consume() say handle.batch()"
+                f"handle() takes the result of poll(), not {type(message).__name__}: for consume() use handle.batch()"
             )
         self._handle([] if message is None else [message], self._one)
 
     def batch(self, messages: Sequence[Message]) -> None:
         """Handle the result of `consumer.consume()`, in a few round trips for all. Of equal keys one runs."""
-        deliver = self._deliver_polls()
+        deliver = self._deliver_batches()
         if not isinstance(messages, list | tuple):
             raise UsageError(
-                f"handle.batch() takes what consume() gave, not {type(messages).__name__}: for poll() say handle()"
+                f"handle.batch() takes the result of consume(), not {type(messages).__name__}: for poll() use handle()"
             )
         self._handle(messages, deliver)
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
-from onefold import KEY_MAX, MissingKey, UsageError
-from onefold.keys import canonical, checked_key
+from onefold import MissingKey, UsageError
+from onefold.keys import KEY_MAX, canonical, checked_key, json_field
 
 # The header in which a sender puts its key, for every broker.
 KEY_HEADER: Final = "idempotency-key"
@@ -32,7 +29,7 @@ LARGE: Final = 10**KEY_MAX
 
 
 class Message(NamedTuple):
-    """A message as the keys see it, for every broker."""
+    """A message of any broker, for reading its key."""
 
     body: bytes
     headers: Mapping[str, Any]
@@ -42,7 +39,7 @@ class Message(NamedTuple):
 
 
 class KeyOf(Protocol):
-    """Returns the key of a message. None: it has none. Raises `MissingKey` if there is one that cannot be used."""
+    """Returns the key of a message, or None if it has none. Raises `MissingKey` for an unusable one."""
 
     def __call__(self, message: Message, /) -> object: ...
 
@@ -51,7 +48,7 @@ PayloadOf = Callable[[Message], object]
 
 
 def body() -> PayloadOf:
-    """Compare bodies, for `fingerprint=`: a message with a used key and another body is refused, not a duplicate."""
+    """Compare bodies, for `payload=`: a message with a used key and another body is refused, not a duplicate."""
     return lambda message: message.body
 
 
@@ -98,22 +95,11 @@ def field(path: str) -> KeyOf:
         if len(message.body) > BODY_MAX:
             raise MissingKey(f"a body of more than {BODY_MAX} bytes is not searched for its key")
         try:
-            found = _decoded(message.body)
+            return json_field(message.body, names)
         except (ValueError, RecursionError) as error:
             raise MissingKey(f"the body is not JSON, and the key is its field {path}") from error
-        for name in names:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
 
     return of
-
-
-def _decoded(body: bytes) -> Any:
-    """Decode JSON. Half of a surrogate pair is legal there, and msgspec does not accept it."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(body)
 
 
 def first_of(*sources: KeyOf) -> KeyOf:
@@ -130,9 +116,9 @@ def position(*, changes_when_a_producer_retries: bool = False) -> KeyOf:
     if not changes_when_a_producer_retries:
         raise UsageError(
             "position() is not the sender's key: a producer that retries makes a new one, and both run. Use header() "
-            "or say position(changes_when_a_producer_retries=True)"
+            "or write position(changes_when_a_producer_retries=True)"
         )
-    warnings.warn("a position as the key does not find a duplicate that its producer made", UserWarning, stacklevel=2)
+    warnings.warn("a position as the key does not detect duplicates made by the producer", UserWarning, stacklevel=2)
     return lambda message: message.position
 
 
@@ -140,7 +126,7 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
     """Use a hash, as the last resort: two messages with the same content (of these fields) are the same message."""
     if not identical_payloads_are_duplicates:
         raise UsageError(
-            "content_hash() makes one of two equal orders. Use a key of the sender's, or say "
+            "content_hash() turns two equal orders into one. Use a key of the sender's, or write "
             "content_hash(identical_payloads_are_duplicates=True)"
         )
     if isinstance(fields, str):
@@ -150,7 +136,7 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
     def of(message: Message) -> object:
         found = [one(message) for one in chosen]
         if chosen and all(one is None for one in found):
-            # Otherwise all messages without them would be one message.
+            # Otherwise all messages without these fields would be one message.
             raise MissingKey(f"the body has none of the fields of the key: {', '.join(fields)}")
         return hashlib.sha256(canonical(found) if chosen else message.body).hexdigest()
 
@@ -160,23 +146,39 @@ def content_hash(*, fields: Sequence[str] = (), identical_payloads_are_duplicate
 def checked(key: object) -> KeyOf:
     """Refuse, before the first message, a key function that would send all of them to the dead letters."""
     if isinstance(key, str):
-        raise UsageError(f"key={key!r} is only a name: say header({key!r}), or field({key!r}) of a JSON body")
+        raise UsageError(f"key={key!r} is only a name: write header({key!r}), or field({key!r}) of a JSON body")
     _check_called("key", key)
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise UsageError("key= is header(), field('id'), ... of onefold.queues.keys, or a plain function of a message")
+    _check_takes_message("key", key)
     return key
 
 
-def checked_payload(fingerprint: object) -> PayloadOf | None:
-    """Refuse, before the first message, an unusable `fingerprint=`."""
-    _check_called("fingerprint", fingerprint)
-    if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
-        raise UsageError("fingerprint= is body() of onefold.queues.keys, or a plain function of a message")
-    return fingerprint
+def checked_payload(payload: object) -> PayloadOf | None:
+    """Refuse, before the first message, an unusable `payload=`."""
+    _check_called("payload", payload)
+    if payload is not None and (not callable(payload) or inspect.iscoroutinefunction(payload)):
+        raise UsageError("payload= is body() of onefold.queues.keys, or a plain function of a message")
+    if payload is not None:
+        _check_takes_message("payload", payload)
+    return payload
+
+
+def _check_takes_message(option: str, function: Callable[..., Any]) -> None:
+    """Refuse a function of something else, such as the arguments of a task."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"{option}= is called with one argument, the message (its body and headers): {error}"
+        ) from error
+    except ValueError:
+        # It is written in C, and has no signature.
+        return
 
 
 def can_be_compared(payload: object) -> bool:
-    """Return whether it can be fingerprinted: if not, its message is at fault, not a worker."""
+    """Return whether a payload can be fingerprinted: if not, its message is at fault, not a worker."""
     try:
         canonical(payload)
     except UsageError:
@@ -187,7 +189,7 @@ def can_be_compared(payload: object) -> bool:
 def _check_called(name: str, given: object) -> None:
     for maker in (body, header, message_id, field, first_of, position, content_hash):
         if given is maker:
-            raise UsageError(f"{name}={maker.__name__} is not called: say {name}={maker.__name__}(...)")
+            raise UsageError(f"{name}={maker.__name__} is not called: write {name}={maker.__name__}(...)")
 
 
 def minted(key: Key | None) -> str:
@@ -207,19 +209,19 @@ def with_key(headers: Mapping[str, Any] | None, key: Key | None, name: str = KEY
 
 
 def usable(found: object) -> str | None:
-    """Return the key as text, if it can be one; None if there is none. Raises `MissingKey` with the reason."""
+    """Return the key as text, or None if there is none. Raise `MissingKey` for an unusable key."""
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, (str, int, uuid.UUID)):
         raise MissingKey(f"a key is text, a whole number or a UUID, not {type(found).__name__}")
     if isinstance(found, int) and abs(found) >= LARGE:
-        raise MissingKey(f"the key is a number of more than {KEY_MAX} digits, and {KEY_MAX} are the limit")
+        raise MissingKey(f"the key is a number of more than {KEY_MAX} digits, and the limit is {KEY_MAX}")
     text = str(found)
     if not text.strip():
         raise MissingKey("the key is empty")
     if len(text) > KEY_MAX:
-        raise MissingKey(f"the key has {len(text)} characters, and {KEY_MAX} are the limit")
-    # Its bytes count, too, and their kind: otherwise a sender would only find it among the dead letters.
+        raise MissingKey(f"the key has {len(text)} characters, and the limit is {KEY_MAX}")
+    # Its bytes are checked, too: otherwise a sender would only find it among the dead letters.
     return checked_key(text)
 
 

@@ -13,16 +13,17 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from weakref import WeakSet
+from typing import Any, Unpack
+from weakref import WeakKeyDictionary, WeakSet
 
-from onefold import Guard, Policy, UsageError
+from onefold import Guard, Policy, PolicyFields, UsageError
+from onefold._checks import at_least
 from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._shared.consumer import WAIT, Consuming, MissingKeyRule
+from onefold.queues._shared.consumer import Consuming, MissingKeyRule
 from onefold.queues._shared.logs import waits_of
-from onefold.queues._shared.options import check_transactions, whole
+from onefold.queues._shared.options import check_transactions, policy_of
 from onefold.queues._shared.verdict import ACK, SOON, Later, Verdict
 from onefold.queues.keys import KeyOf, PayloadOf
 
@@ -45,20 +46,20 @@ def guarded(
     key: KeyOf,
     dead_letter: str | DeadLetter,
     missing_key: MissingKeyRule = "never",
-    wait: Duration = WAIT,
-    policy: Policy | None = None,
-    fingerprint: PayloadOf | None = None,
+    payload: PayloadOf | None = None,
     attempts: int = rabbitmq_consumer.ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
     threads: int = 1,
+    policy: Policy | None = None,
+    **fields: Unpack[PolicyFields],
 ) -> GuardedCallback:
     """Return the callback for `basic_consume`: it calls `handler(delivery)`, or `handler(delivery, tx=…)`, once a key.
 
     `docs/queues/rabbitmq.md` explains each argument.
     """
-    whole("threads", threads, 1)
-    asked: dict[str, Any] = {"key": key, "missing_key": missing_key, "wait": wait, "fingerprint": fingerprint}
-    consuming = Consuming(guard, operation, handler, policy=policy, **asked)
+    at_least(1, threads, "threads")
+    chosen = policy_of(guard, Guard, policy, fields, guarded)
+    consuming = Consuming(guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload)
     check_transactions(guard, handler)
     rules = rabbitmq_consumer.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
     return GuardedCallback(consuming, rules, threads)
@@ -73,24 +74,31 @@ class GuardedCallback:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"onefold {rules.operation}")
         # A job whose connection is lost before it is settled is forgotten with it.
         self._at_work: WeakSet[Job] = WeakSet()
-        self._draining = False
+        # The channels that messages have come from, and whether this consumer has left them.
+        self._left: WeakKeyDictionary[BlockingChannel, bool] = WeakKeyDictionary()
+        self._leaving: BlockingConnection | None = None
 
     def __call__(self, channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
         if not isinstance(channel, BlockingChannel):
             raise UsageError("guarded() is for pika's BlockingConnection; with asyncio, use onefold.queues.aio_pika")
-        delivery = delivery_of(method, properties, body)
-        self._start(Job(channel, method.delivery_tag, delivery, time.monotonic()))
+        job = Job(channel, method.delivery_tag, delivery_of(method, properties, body), time.monotonic())
+        if self._left.setdefault(channel, channel.connection is self._leaving):
+            self._rules.came_too_late(job.delivery)
+        else:
+            self._start(job)
 
     def drain(self, connection: BlockingConnection, within: Duration = 30) -> bool:
-        """Start nothing more, after `stop_consuming`, and settle running handlers. False: something still runs.
+        """Start nothing more, after `stop_consuming`, and settle running handlers. Return False if one still runs.
 
-        Messages that were not started go back to the queue when the channel is closed.
+        Messages that were not started go back to the queue when the channel is closed. To consume again with this
+        callback, open another channel.
         """
         deadline = time.monotonic() + seconds(within, "within")
-        self._draining = True
+        self._leaving = connection
+        self._left.update({channel: True for channel in self._left if channel.connection is connection})
         while (busy := any(job.channel.is_open for job in self._at_work)) and time.monotonic() < deadline:
             connection.process_data_events(0.1)
-        self._draining = False
+        self._leaving = None
         return not busy
 
     def _start(self, job: Job) -> None:
@@ -101,7 +109,7 @@ class GuardedCallback:
         """Run a job, in its own thread."""
         verdict: Verdict | None = None
         try:
-            if job.channel.is_open and not self._draining:
+            if job.channel.is_open and not self._left.get(job.channel):
                 verdict = self._consuming.deliver(job.delivery.message, job.delivery)
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to tell; its claim is kept until it ends
             verdict = Later(SOON, f"the handler raised {type(error).__name__}")
@@ -142,7 +150,7 @@ class GuardedCallback:
         """Decide what to do once the dead letter was sent, or was not."""
         try:
             bury(job.channel.connection, self._rules.dead(job.delivery, reason, job.address))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer lives on, and the message is kept
+        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer survives, and the message is kept
             where = self._rules.found_at(job.delivery, job.address)
             return self._rules.refused(error, reason, job.unacked_for, where)
         self._rules.buried(reason, job.address)

@@ -41,4 +41,4 @@ def ignore_errors(store: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above
-        logging.getLogger("onefold").debug("%s: purging a little beside the work failed: %s", store, error)
+        logging.getLogger("onefold").debug("%s: the background purge failed: %s", store, error)

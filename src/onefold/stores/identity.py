@@ -1,7 +1,7 @@
-"""Where a store has its records, whichever way its URL is written: two URLs of one place are one store.
+"""Where a store's records are, however its URL is written: two URLs of one location are one store.
 
-It opens nothing, and errs on the side of one store: two guards that write the same records are a lost message, and a
-finding too many is a line to read.
+Nothing is opened, and doubts count as one store: two guards that unknowingly share records lose a message, while a
+superfluous finding is only a line to read.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote
 
-# Where a server of this machine is reached without a network.
+# Paths of sockets for servers on this machine.
 SOCKETS: Final = re.compile(r"/(var/run|run|tmp)(/postgresql|/(mysqld/mysqld|mysql)\.sock)?")
 
 
 class Identity(NamedTuple):
-    """Where a store has its records."""
+    """The location of a store's records."""
 
     kind: str
-    # Any of them leads there.
+    # Any one of them leads there.
     servers: frozenset[str] = frozenset()
     # The database, file or table.
     name: str = ""
-    # What tells records apart in one database: a schema, or a prefix.
+    # Separates records inside one database: a schema, or a prefix.
     part: str = ""
-    # None: the one of the environment, which may be any.
+    # None: taken from the environment, and so possibly any.
     region: str | None = None
-    # Whether it is in the memory of one connection, which no other could see.
+    # Whether it is in the memory of one connection, invisible to all others.
     volatile: bool = False
 
     def may_be(self, other: Identity) -> bool:
-        """Return whether both are, or may be, one store."""
+        """Return whether both are, or may be, the same store."""
         if (self.kind, self.name, self.part) != (other.kind, other.name, other.part):
             return False
         if not (self.servers & other.servers or self.servers == other.servers):
@@ -40,7 +40,7 @@ class Identity(NamedTuple):
 
 
 def hosts_in(parts: SplitResult) -> str:
-    """Return hosts and ports without a login: whoever connects, the records are the same."""
+    """Return hosts and ports without a login: the records are the same for every user."""
     return parts.netloc.rpartition("@")[2]
 
 
@@ -50,7 +50,7 @@ def host_and_port(written: str) -> tuple[str, str]:
 
 
 def server(written: str, port: str) -> str:
-    """Return one name for one server: this machine has several."""
+    """Return one canonical name for a server: this machine has several."""
     import ipaddress
 
     host = unquote(written)

@@ -1,8 +1,8 @@
-"""Ask each kind of store what it says of itself. Nothing else in the package names one.
+"""Look up the properties of each kind of store. Nothing else in the package names one.
 
 A store is a module with an entry point in `onefold.stores` for each scheme of its URLs, and one in `onefold.clients`
-for each package whose pools, engines or clients it takes over. Its `KIND` says the rest. Whoever has to know something
-of a store that is not open yet asks for it here; a client library is not imported for that.
+for each package whose pools, engines or clients it adopts. Its `KIND` describes the rest. Code that needs to know
+something about a store that is not open yet asks here; no client library is imported for that.
 """
 
 from __future__ import annotations
@@ -22,78 +22,96 @@ if TYPE_CHECKING:
 
 
 class StoreKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Say what is true of all stores of one kind."""
+    """The properties that all stores of one kind share."""
 
-    # For people.
+    # The name for people.
     name: str
-    # Whether a record can commit with rows of the caller's. None: nobody knows.
+    # Whether a record can commit with the caller's rows. None: unknown.
     has_transactions: bool | None = None
     # Whether the server removes expired records, so that there is nothing to purge.
     expires_by_itself: bool = False
-    # Whether a full server forgets what it knows, unless it is told not to.
+    # Whether a full server evicts records, unless configured not to.
     may_evict: bool = False
     # Whether its records live in the memory of one process.
     in_process: bool = False
-    # Whether its URLs have a login, and so a password that can be cut by a character that should have been escaped.
+    # Whether its URLs have a login, and so a password that an unescaped character could cut short.
     has_login: bool = True
-    # Whether leases are counted by this machine's clock; and else how exactly the store tells its own, in seconds.
+    # Whether leases are counted by this machine's clock; if not, how exactly the store's own clock is known, in
+    # seconds.
     has_our_clock: bool = False
     clock_margin: float = 0.0
     # The shortest lease, in seconds.
     lease_min: float = 0.0
-    # What stands after a plus in the scheme and is for an `AsyncGuard` alone.
+    # Drivers, written after a plus in the scheme, that only an `AsyncGuard` can use.
     async_drivers: tuple[str, ...] = ()
+    # Whatever else may be written after a plus: another driver, or the way to the servers.
+    variants: tuple[str, ...] = ()
     # The module that judges its facts for `onefold doctor`: `judge(facts)` and `hindrance(facts)`.
     health: str = ""
     # The class that reads tables which are not ours, as "module:Reader".
     table_reader: str = ""
-    # From a URL, its parts and its options to where the records are. None: the URL as it is written.
+    # Maps a URL, its parts and its options to the location of the records. None: the URL as it is written.
     identity: Callable[[str, SplitResult, dict[str, str]], Identity] | None = None
 
 
 def schemes() -> Mapping[str, str]:
-    """Return the URL schemes that are installed, and the module of each."""
+    """Return the installed URL schemes, and the module of each."""
     return installed(STORES)
 
 
-def clients() -> Mapping[str, str]:
-    """Return the packages whose pools, engines and clients are taken over, and the module that does it.
+def forms() -> list[str]:
+    """Return how a URL can begin, for messages: each scheme, and one of each store with what may follow a plus."""
+    found = []
+    for scheme in sorted(schemes()):
+        kind = kind_of(scheme)
+        after = (*kind.variants, *kind.async_drivers) if scheme == kind.name.lower() else ()
+        found += [f"{scheme}:", *(f"{scheme}+{variant}:" for variant in after)]
+    return found
 
-    It does so by `adopt(client, is_async=...)`. What the caller brought is the caller's to close.
+
+def clients() -> Mapping[str, str]:
+    """Return the packages whose pools, engines and clients are adopted, and the module that does it.
+
+    The module has `adopt(client, is_async=...)`. The caller closes whatever the caller passed.
     """
     return installed(CLIENTS)
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme, without what follows a plus: that is the store's own affair, as in `postgresql+asyncpg://`."""
+    """Return the scheme without the part after a plus, which is the store's own, as in `postgresql+asyncpg://`."""
     return url.partition(":")[0].lower().partition("+")[0]
 
 
 def kind_of(url: str) -> StoreKind:
-    """Return the kind of the store behind this URL, or behind a scheme alone; one that says nothing has a name."""
+    """Return the kind of the store behind this URL or scheme."""
     scheme = scheme_of(url)
     module = schemes().get(scheme)
-    return StoreKind(name=scheme) if module is None else kind_in(module)
+    return StoreKind(name=scheme) if module is None else kind_in(module, scheme)
 
 
-def kind_in(module: str) -> StoreKind:
-    """Return the kind of the stores in this module."""
+def kind_in(module: str, name: str) -> StoreKind:
+    """Return the kind of the stores in this module; without a description, it has only this name."""
     try:
         found: StoreKind | None = getattr(import_module(module), "KIND", None)
     except ImportError:
-        # What it needs is not installed: whoever opens it is told.
+        # A dependency is not installed: opening the store reports it.
         found = None
-    return found or StoreKind(name=module)
+    return found or StoreKind(name=name)
+
+
+def has_async_driver(url: str) -> bool:
+    """Return whether only an `AsyncGuard` can open this URL, because of the driver that it names."""
+    base, _, driver = url.partition(":")[0].partition("+")
+    return driver != "" and driver.lower() in kind_of(base).async_drivers
 
 
 def blocking(url: str) -> str:
-    """Return the URL of the same database by its blocking driver: a tool is not in a hurry."""
+    """Return the URL of the same database with its blocking driver, for tools."""
     scheme, _, rest = url.partition(":")
-    base, plus, driver = scheme.partition("+")
-    return f"{base}:{rest}" if plus and driver.lower() in kind_of(base).async_drivers else url
+    return f"{scheme.partition('+')[0]}:{rest}" if has_async_driver(url) else url
 
 
 def named(path: str) -> Any:
-    """Import what a kind names as "module:name"."""
+    """Import an object that a kind names as "module:name"."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module
 from typing import Any, Final
 
 from onefold._checks import did_you_mean
+from onefold._entry_points import CONNECTIONS, installed
 from onefold.errors import UsageError
 from onefold.stores.base import Joinable, Store
-from onefold.stores.kinds import clients, kind_in, kind_of, scheme_of, schemes
-
-# A URL, a `Store`, a pool, an engine, a client, or a function that returns one of these. No type can express it: the
-# classes of clients belong to packages that are imported on use.
-StoreSource = object
-AsyncStoreSource = object
+from onefold.stores.kinds import clients, forms, kind_in, kind_of, scheme_of, schemes
 
 
 def open_store(source: Any, *, is_async: bool) -> tuple[Any, bool]:
@@ -36,28 +33,38 @@ def open_store(source: Any, *, is_async: bool) -> tuple[Any, bool]:
 
 
 def check_source(source: Any, *, is_async: bool) -> None:
-    """Check what can be checked before the store is opened."""
+    """Check whatever can be checked before the store is opened."""
     client_of = _adopting(source)
     if isinstance(source, str):
-        _scheme(source)
+        _check_url(source, is_async=is_async)
     elif client_of is not None:
-        # Whoever created the client has imported its package.
+        # The package is imported already: the caller has created the client.
         getattr(import_module(client_of), "check_client", _taken_as_it_is)(source, is_async=is_async)
     elif _is_store(source):
         _checked(source, is_async=is_async)
-    elif not callable(source):
+    elif not callable(source) or _is_connection(source):
         raise UsageError(_what_it_takes(source))
 
 
-def _taken_as_it_is(_client: Any, *, is_async: bool) -> None:
-    """Accept any client: it is not checked before it is used."""
+def _check_url(url: str, *, is_async: bool) -> None:
+    """Check the options of a URL, too: the module of a store can have `check_url`, which imports no driver."""
+    try:
+        module = module_of(url)
+    except ImportError:
+        # A dependency is not installed: opening the store reports it.
+        return
+    getattr(module, "check_url", _taken_as_it_is)(url, is_async=is_async)
+
+
+def _taken_as_it_is(_source: Any, *, is_async: bool) -> None:
+    """Accept any client or URL: it is checked when it is used."""
 
 
 def _adopting(source: Any) -> str | None:
-    """Return our module that knows this pool, engine or client."""
+    """Return our module for this pool, engine or client."""
     for kind in type(source).__mro__:
         package = kind.__module__.partition(".")[0]
-        # Most are stores: for them nobody has to look at what is installed.
+        # Most sources are stores: skip the lookup of installed packages for them.
         module = None if package in ("builtins", "onefold") else clients().get(package)
         if module is not None:
             return module
@@ -65,13 +72,13 @@ def _adopting(source: Any) -> str | None:
 
 
 def without_transactions(source: Any) -> str:
-    """What to call a store without transactions of its own. Empty: it has them, or nobody knows yet."""
+    """Return the name of a store that has no transactions of its own; empty if it has, or if that is unknown."""
     if _is_store(source):
         return "" if isinstance(source, Joinable) else type(source).__name__
     module = _adopting(source)
     if module is not None:
         client = type(source).__module__.partition(".")[0]
-        return client if kind_in(module).has_transactions is False else ""
+        return client if kind_in(module, client).has_transactions is False else ""
     named = isinstance(source, str) and kind_of(source).has_transactions is False
     return scheme_of(source) if named else ""
 
@@ -96,13 +103,13 @@ def check_password(url: str) -> None:
     if (_is_cut(rest) or not _can_be_split(url)) and kind_of(scheme).has_login:
         shown = without_password(url) if "@" in url else f"{scheme}://"
         raise UsageError(
-            f"store={shown!r} cannot be read. Inside of user and password write %40 for @, %23 for #, %2F for /, "
+            f"store={shown!r} cannot be read. In the user and password, write %40 for @, %23 for #, %2F for /, "
             "%3F for ?, %5B for [ and %5D for ]"
         )
 
 
 def _is_cut(rest: str) -> bool:
-    """Return whether this, which follows the scheme, has an @ or a bracket where none can be meant."""
+    """Return whether the part after the scheme has an @ or a bracket in a wrong place."""
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in rest[len(authority) :]:
         return re.fullmatch(_PLAIN, rest) is None
@@ -128,13 +135,18 @@ def _scheme(url: str) -> str:
         raise UsageError(f"store={url!r} is not a URL: did you mean '{scheme}:'?")
     base = scheme_of(url)
     if not colon or base not in known:
+        near = did_you_mean(scheme, known) or (f": did you mean 'sqlite:///{url}'?" if _is_file(url) else ".")
         raise UsageError(
-            f"store={without_password(url)!r}: no store is known for {scheme!r}{did_you_mean(scheme, known) or '.'} "
-            f"Known are {', '.join(f'{name}:' for name in sorted(known))}"
+            f"store={without_password(url)!r}: no store is known for {scheme!r}{near} Known: {', '.join(forms())}"
         )
     if "@" in rest and not rest.startswith("//"):
         raise UsageError(f"store={without_password(url)!r}: write {scheme}://, with both slashes")
     return base
+
+
+def _is_file(written: str) -> bool:
+    """Return whether this looks like the path of a file rather than a URL."""
+    return ":" not in written and "@" not in written and (os.sep in written or "." in written)
 
 
 def module_of(url: str) -> Any:
@@ -143,8 +155,11 @@ def module_of(url: str) -> Any:
 
 
 def _from_url(url: str, *, is_async: bool) -> Any:
-    module = module_of(url)
-    return module.open_async_store(url) if is_async else module.open_store(url)
+    open_it = getattr(module_of(url), "open_async_store" if is_async else "open_store", None)
+    if open_it is None:
+        kind, guard = ("async", "a Guard") if is_async else ("sync", "an AsyncGuard")
+        raise UsageError(f"store={without_password(url)!r}: this kind of store has no {kind} form: use {guard}")
+    return open_it(url)
 
 
 def _checked(store: Any, *, is_async: bool) -> Any:
@@ -154,11 +169,21 @@ def _checked(store: Any, *, is_async: bool) -> Any:
         raise UsageError(_what_it_takes(store))
     if inspect.iscoroutinefunction(store.claim) != is_async:
         mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
-        raise UsageError(f"{type(store).__name__} belongs to {other}, and this is {mine}")
+        raise UsageError(f"{type(store).__name__} belongs to {other}, but this is {mine}")
     return store
 
 
+def _is_connection(source: object) -> bool:
+    """Return whether it is a connection or session of a driver; some of them can be called, like a function."""
+    return not isinstance(source, type) and type(source).__module__.partition(".")[0] in installed(CONNECTIONS)
+
+
 def _what_it_takes(source: object) -> str:
+    if _is_connection(source):
+        return (
+            f"store={type(source).__name__} is a connection, and a guard needs several: pass the URL of its database, "
+            "or use guard.within(connection) in a transaction of yours"
+        )
     return (
         f"store={type(source).__name__} is not a store: pass a URL such as 'memory:', a pool, an engine or a client, "
         "a Store, or a function that returns one of them"

@@ -1,4 +1,4 @@
-"""Mark errors of connections that cannot be had, for an operation or for renewing claims."""
+"""Mark errors of connections that could not be opened, for an operation or for renewing claims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from onefold.errors import StoreUnavailable
 
-WHY: Final = "onefold: to renew its claims, a store opens a connection of its own, outside of any pool"
+WHY: Final = "onefold: to renew its claims, a store opens a connection of its own, outside any pool"
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def unsent() -> Iterator[None]:
     except StoreUnavailable as error:
         error.reached = False
         # In the message too: logs do not show notes, and a reader of a limit error wonders which connection it was.
-        error.args = (f"{error} (this was the connection to renew claims, one beside the pool and the first to open)",)
+        error.args = (f"{error} (on the connection for renewing claims, which is opened first, outside the pool)",)
         error.add_note(WHY)
         raise
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from onefold.stores.opening import module_of
 
-# Of every SQL database, for whoever makes and drops them by a migration of their own.
+# The tables in every SQL database, for migrations that create and drop them.
 TABLES: Final = ("onefold_records", "onefold_schema")
 
 

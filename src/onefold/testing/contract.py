@@ -31,7 +31,7 @@ from onefold.testing.promises.races import ProcessRaces, Races
 
 T = TypeVar("T")
 
-# Far more than a race needs; it bounds how long a store that hangs can hang the test.
+# Far more than a race needs; it bounds how long a hanging store can block the test.
 PATIENCE = 120.0
 
 
@@ -59,12 +59,12 @@ class Promises(
 
     Besides `open_store`, an author may define, as attributes or methods of the test class:
 
-    - `pass_time(seconds)`: let the store's clock go on. By default it sleeps; move the clock where you can.
+    - `pass_time(seconds)`: let the store's clock advance. By default it sleeps; move the clock if you can.
     - `unit`: the contract's short duration, in seconds; some fifteen promises wait for two of them. Take more than
-      0.1 where the store's clock ticks more coarsely.
-    - `process_source()`: how another process opens the same records: whatever a `Guard` takes as its store and
+      0.1 if the store's clock ticks more coarsely.
+    - `process_source()`: how another process opens the same records: anything that a `Guard` takes as its store and
       that can be pickled, such as a URL or a function of a module. None (the default): the store is not shared.
-    - `expires_by_itself`: True where expired records vanish without a purge, so that it may count fewer.
+    - `expires_by_itself`: True if expired records vanish without a purge, so that it may count fewer.
     - `racers`, `rounds`: how many race, and how often.
     """
 
@@ -99,7 +99,7 @@ class StoreContract(Promises):
 class AsyncStoreContract(Promises):
     """The contract of an async store. It races with the tasks of one event loop instead of threads."""
 
-    _awaited = True
+    _is_async = True
     _runner: asyncio.Runner | None = None
 
     def open_store(self) -> AsyncStore | Awaitable[AsyncStore]:

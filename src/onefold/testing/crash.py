@@ -1,15 +1,15 @@
 """Let a worker die at a chosen point, as SIGKILL would end it: from then on nothing of it reaches the store.
 
 The store of the guard is wrapped. At the point the wrapper raises `Crash`, which no flow catches, and refuses further
-requests of the dead delivery. The store keeps what it has at that moment, until the lease ends. An uncommitted
+requests of the dead delivery. The store keeps its state of that moment, until the lease ends. An uncommitted
 transaction is rolled back, as a database does when a connection ends.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -27,7 +27,7 @@ OPERATIONS: Final = (
     *("claim_all", "extend_all", "close_all", "browse"),
 )
 
-# Those of a transaction, and which of them come after the handler.
+# The operations of a transaction, and those of them that come after the handler.
 AFTER_HANDLER: Final = ("check_open", "finish", "release", "rollback", "commit")
 IN_TRANSACTIONS: Final = ("begin", "claim", "read", "save", *AFTER_HANDLER)
 
@@ -42,15 +42,15 @@ def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None
 
     - `before_claim`: nothing has reached the store.
     - `after_claim`: the address is claimed, the handler did not start.
-    - `after_step`: the step that `step=` names has run, and the store knows it; the handler did not go on.
+    - `after_step`: the step that `step=` names has run, and the store knows it; the handler did not continue.
     - `after_handler`: the handler has ended, and the store was not told.
     - `after_finish`: the store was told, and the caller never got an answer.
 
-    Afterwards the guard works as before: move the clock past the lease, and deliver again. Of a transactional handler
-    all or nothing is left: it is committed at `after_finish`, and rolled back before; it keeps no log of steps, and so
-    it never gets to `after_step`. A block in which no delivery got to the point fails with an `AssertionError`.
+    Afterwards the guard works as before: move the clock past the lease, and deliver again. A transactional handler
+    leaves all or nothing: it is committed at `after_finish`, and rolled back before; it keeps no log of steps, and so
+    it never reaches `after_step`. A block in which no delivery reaches the point fails with an `AssertionError`.
     """
-    _check(point, step)
+    _check(point, step, guard)
     fate = Fate(point, step)
     doomed: Any = Doomed(guard.store, fate)
     with use(guard, doomed):
@@ -59,25 +59,41 @@ def crash_at(point: Point, guard: Guard | AsyncGuard, *, step: str | None = None
         except Crash as crash:
             if crash is not fate.crash:
                 raise
-    assert fate.crash is not None, f"no delivery got to {fate}: nothing crashed"
+    assert fate.crash is not None, f"no delivery got to {fate}: nothing crashed. {_advice(fate, guard)}"
 
 
-def _check(point: object, step: object) -> None:
+def _advice(fate: Fate, guard: Guard | AsyncGuard) -> str:
+    if not fate.was_asked:
+        return (
+            f"Nothing in the block used {guard!r}: pass the guard of the handler as guard=. "
+            "What runs by within(connection) is not seen here"
+        )
+    if fate.step is None:
+        return "A replay runs nothing: deliver a new key in the block"
+    return "A finished step is not run again, and a transactional handler has no log of steps"
+
+
+def _check(point: object, step: object, guard: object) -> None:
+    if not isinstance(guard, (Guard, AsyncGuard)):
+        kind = type(guard).__name__
+        raise UsageError(f"guard= is a {kind}, not a guard: pass the guard of the handler: crash_at({point!r}, guard)")
     if point not in POINTS:
         raise UsageError(f"point={point!r} is not one of {', '.join(map(repr, POINTS))}")
     if point == "after_step" and not (step and isinstance(step, str)):
         raise UsageError(f"step={step!r}: name the step after which to die: crash_at('after_step', guard, step='pay')")
     if point != "after_step" and step is not None:
-        raise UsageError(f"step={step!r} belongs to 'after_step', and the point is {point!r}")
+        raise UsageError(f"step={step!r} belongs to 'after_step', but the point is {point!r}")
 
 
 class Fate:
-    """When the worker dies, and whether it is dead."""
+    """The point at which the worker dies, and whether it is dead."""
 
     def __init__(self, point: str, step: str | None = None) -> None:
         self.point = point
         self.step = step
         self.crash: Crash | None = None
+        # Whether anything was sent to the store of the guard at all.
+        self.was_asked = False
         # By token: the steps that an earlier attempt had finished. They do not run again.
         self._replayed: dict[bytes, frozenset[str]] = {}
 
@@ -85,7 +101,8 @@ class Fate:
         return f"{self.point!r}" if self.step is None else f"{self.point!r} of step={self.step!r}"
 
     def before(self, operation: str, subject: Any, notes: Any) -> None:
-        """Called before an operation is sent."""
+        """Act before an operation is sent."""
+        self.was_asked = True
         if self.crash is not None:
             # A heartbeat is not a delivery: it takes this for a store that is down, and `Crash` would end its thread.
             beats = operation == "extend_all" or (operation == "extend" and notes is None)
@@ -95,12 +112,12 @@ class Fate:
             self.die()
 
     def after(self, operation: str, subject: Any, notes: Any, reply: Any) -> None:
-        """Called with the answer of the store, which the worker does not live to see."""
+        """Act on the reply of the store, which the worker does not live to see."""
         if self.point == self._reached(operation, subject, notes) and _applied(reply):
             self.die()
 
     def _reached(self, operation: str, subject: Any, notes: Any) -> str:
-        """Return the point to which this operation leads, if the store has applied it."""
+        """Return the point that this operation reaches, if the store has applied it."""
         if _ends(operation, subject):
             return "after_finish"
         if operation in ("claim", "claim_all"):
@@ -125,6 +142,7 @@ class FateInside:
         self._won = False
 
     def before(self, operation: str, _subject: Any, _argument: Any) -> None:
+        self._fate.was_asked = True
         if self._fate.crash is not None:
             raise self._fate.crash
         if operation == "begin":
@@ -151,7 +169,7 @@ class Doomed:
             if hasattr(store, operation):
                 setattr(self, operation, _doomed(operation, getattr(store, operation), fate))
         if hasattr(store, "transaction"):
-            self.transaction = _transactions_of(store, fate)
+            self.transaction = lambda: _Transaction(store.transaction(), fate)
 
 
 class DoomedTransaction:
@@ -163,22 +181,27 @@ class DoomedTransaction:
             setattr(self, operation, _doomed(operation, getattr(transaction, operation), fate))
 
     def __getattr__(self, name: str) -> Any:
-        # Everything else, such as how it is spoilt after an interrupt, is that transaction's.
+        # Everything else, such as `spoil` after an interrupt, is that transaction's.
         return getattr(self._inside, name)
 
 
-def _transactions_of(store: Any, fate: Fate) -> Callable[[], Any]:
-    @contextmanager
-    def transaction() -> Iterator[DoomedTransaction]:
-        with store.transaction() as inside:
-            yield DoomedTransaction(inside, FateInside(fate))
+class _Transaction:
+    """The context manager of a store's transaction; not by contextlib, which changes the errors that pass through."""
 
-    @asynccontextmanager
-    async def transaction_async() -> AsyncIterator[DoomedTransaction]:
-        async with store.transaction() as inside:
-            yield DoomedTransaction(inside, FateInside(fate))
+    def __init__(self, opened: Any, fate: Fate) -> None:
+        self._opened, self._fate = opened, fate
 
-    return transaction_async if inspect.iscoroutinefunction(store.claim) else transaction
+    def __enter__(self) -> DoomedTransaction:
+        return DoomedTransaction(self._opened.__enter__(), FateInside(self._fate))
+
+    def __exit__(self, *raised: object) -> Any:
+        return self._opened.__exit__(*raised)
+
+    async def __aenter__(self) -> DoomedTransaction:
+        return DoomedTransaction(await self._opened.__aenter__(), FateInside(self._fate))
+
+    async def __aexit__(self, *raised: object) -> Any:
+        return await self._opened.__aexit__(*raised)
 
 
 def _doomed(operation: str, send: Callable[..., Any], fate: Fate | FateInside) -> Callable[..., Any]:

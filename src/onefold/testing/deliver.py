@@ -24,13 +24,13 @@ def deliver_twice(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     call = getattr(function, "outcome", function)
     first = call(*args, **kwargs)
     if inspect.isawaitable(first):
-        return _awaited(first, call, args, kwargs)
+        return _deliver_async(first, call, args, kwargs)
     with _heard() as events:
         second = call(*args, **kwargs)
     return _compared(first, second, events)
 
 
-async def _awaited(first: Awaitable[Any], call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def _deliver_async(first: Awaitable[Any], call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     value = await first
     with _heard() as events:
         second = await call(*args, **kwargs)
@@ -57,5 +57,5 @@ def _compared(first: Any, second: Any, events: list[Event]) -> Any:
         ran = ", ".join(event.operation for event in events if event.kind in RAN)
         assert not ran, f"the second delivery ran a handler again: {ran}"
         assert Kind.REPLAYED in kinds, "the second delivery replayed nothing: does this function use a guard?"
-    assert second == first, f"the second delivery answered {second!r}, and the first {first!r}"
+    assert second == first, f"the second delivery returned {second!r}, but the first returned {first!r}"
     return first

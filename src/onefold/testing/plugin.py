@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from onefold import AsyncGuard, Guard
     from onefold.testing import Clock
 
-# So that a broken promise says what it found.
+# So that a broken promise shows its values.
 pytest.register_assert_rewrite("onefold.testing.promises", "onefold.testing.deliver")
 
 
 @pytest.fixture
 def onefold_clock() -> Clock:
-    """The clock of `onefold_guard` and `onefold_async_guard`: `onefold_clock.advance("31s")`."""
+    """Return the clock of `onefold_guard` and `onefold_async_guard`: `onefold_clock.advance("31s")`."""
     from onefold.testing import Clock
 
     return Clock()
@@ -29,7 +29,7 @@ def onefold_clock() -> Clock:
 
 @pytest.fixture
 def onefold_guard(onefold_clock: Clock) -> Iterator[Guard]:
-    """A `Guard` on a memory store of its own, whose clock is `onefold_clock`."""
+    """Provide a `Guard` on a memory store of its own, whose clock is `onefold_clock`."""
     from onefold import Guard
     from onefold.stores.memory import MemoryStore
     from onefold.testing import use
@@ -41,7 +41,7 @@ def onefold_guard(onefold_clock: Clock) -> Iterator[Guard]:
 
 @pytest.fixture
 def onefold_async_guard(onefold_clock: Clock) -> Iterator[AsyncGuard]:
-    """An `AsyncGuard` on a memory store of its own, whose clock is `onefold_clock`."""
+    """Provide an `AsyncGuard` on a memory store of its own, whose clock is `onefold_clock`."""
     from onefold import AsyncGuard
     from onefold.stores.memory import AsyncMemoryStore
     from onefold.testing import use
@@ -53,9 +53,9 @@ def onefold_async_guard(onefold_clock: Clock) -> Iterator[AsyncGuard]:
 
 @pytest.fixture
 def deliver_twice() -> Callable[..., Any]:
-    """`deliver_twice(function, *args, **kwargs)`: deliver twice, check that the second was a replay, return the value.
+    """Return `deliver_twice(function, *args, **kwargs)`, which checks that the second delivery is a replay.
 
-    For an async function await it.
+    It returns the value of the first delivery. For an async function await it.
     """
     from onefold.testing import deliver_twice
 
@@ -64,7 +64,7 @@ def deliver_twice() -> Callable[..., Any]:
 
 @pytest.fixture
 def crash_at(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[None]]:
-    """`with crash_at("after_handler"):` a worker that dies at this point of its delivery, as SIGKILL would end it.
+    """Return `crash_at`: with `crash_at("after_handler"):` a worker dies at this point, as SIGKILL would end it.
 
     Points are before_claim, after_claim, after_step (with `step="pay"`), after_handler and after_finish; `guard=` is
     `onefold_guard` unless given.

@@ -7,15 +7,15 @@ from typing import Any
 
 from onefold import AsyncGuard, Guard
 from onefold.errors import UsageError
-from onefold.stores.opening import AsyncStoreSource, StoreSource
+from onefold.stores.sources import AsyncStoreSource, StoreSource
 
 
 def use(guard: Guard | AsyncGuard, source: StoreSource | AsyncStoreSource = "memory:") -> Swap:
     """Swap the store of a guard: `with use(guard, "memory:") as store:`.
 
-    `source` is what the guard itself takes: a URL, a store, or a function that returns one. The guard's own store is
-    neither opened, closed nor touched, and is restored afterwards, even after an exception. A guard that is closed
-    inside (by an application that shuts down, say) is open again afterwards. It can be nested.
+    `source` is anything that the guard itself takes: a URL, a store, or a function that returns one. The guard's own
+    store is neither opened, closed nor touched, and is restored afterwards, even after an exception. A guard that is
+    closed inside (by an application that shuts down, say) is open again afterwards. It can be nested.
 
     For an `AsyncGuard` there is also `async with`, for a store that takes time to close.
     """
@@ -44,12 +44,11 @@ class Swap:
         if lent is None:
             return
         lent.context.close()
-        if not lent.ours:
-            return
-        if isinstance(self._guard, AsyncGuard):
-            _close_at_once(lent.context.store)
-        else:
-            lent.context.store.close()
+        for store in lent.to_close():
+            if isinstance(self._guard, AsyncGuard):
+                _close_at_once(store)
+            else:
+                store.close()
 
     async def __aenter__(self) -> Any:
         if not isinstance(self._guard, AsyncGuard):
@@ -62,11 +61,11 @@ class Swap:
         lent = self._put_back()
         if lent is not None:
             lent.context.close()
-            if lent.ours:
-                await lent.context.store.aclose()
+            for store in lent.to_close():
+                await store.aclose()
 
     def _put_back(self) -> Any:
-        """Restore the guard; return what it had opened meanwhile, if anything."""
+        """Restore the guard; return the stores that it had opened meanwhile, if any."""
         return self._guard._put(self._before.pop()).opened
 
 

@@ -66,10 +66,9 @@ class Hop:
         request: str | None = None,
         scope: str | None = None,
     ) -> None:
-        """Log that a message with this key has passed. Raises `MissingKey` if the key is unusable.
+        """Log that a message with this key has passed. Raise `MissingKey` if the key is unusable.
 
-        `delivery` is what stays the same from hop to hop and from attempt to attempt; `request` is new for each
-        attempt.
+        `delivery` stays the same from hop to hop and from attempt to attempt; `request` is new for each attempt.
         """
         self._log(digest(key), {"scope": scope, "delivery": delivery, "request": request})
 
@@ -79,7 +78,7 @@ class Hop:
         if ended is None:
             return
         ids = {} if self._about is None else dict(self._about())
-        # The digest of the record is what `onefold show` takes.
+        # The digest of the record, as for `onefold show`.
         about_it = {"operation": event.operation, "record": event.digest, "outcome": ended}
         self._log(digest(event.address.key), {"scope": event.address.scope or None, **ids, **about_it})
 

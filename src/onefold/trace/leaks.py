@@ -50,8 +50,8 @@ class Leak(NamedTuple):
 def of_message(seen: Sequence[Seen], ranks: Mapping[str, float], id_: str, *, tries: bool) -> Iterator[Leak]:
     """Yield the leaks of one message, from all keys that it had anywhere.
 
-    The hops are in the order that `ranks` gives them, and those without a rank in the order of time. `tries`: the id
-    stays the same from attempt to attempt, so its first hop must have one key for it.
+    The hops are in the order of `ranks`, and those without a rank in the order of time. With `tries`, the id stays the
+    same from attempt to attempt, so its first hop must have one key for it.
     """
     hops: dict[str, list[Seen]] = {}
     for one in sorted(seen, key=lambda one: one.ts):
@@ -101,9 +101,9 @@ class Repeated(NamedTuple):
     hour: int
     scope: str
     key: str
-    # Two request ids, in the hour in which the second one came.
+    # Two request ids, in the hour of the second one.
     requests: tuple[str, ...]
-    # How often it was sent again; and how many of these after another instance had sent it.
+    # How often it was sent again; and how often of these after another instance had sent it.
     resent: int
     restarted: int
 

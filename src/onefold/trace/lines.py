@@ -22,10 +22,10 @@ LINE_MAX: Final = 1 << 20
 # A later time is milliseconds, mistaken for seconds.
 TS_MAX: Final = 1e11
 
-# Greater numbers are not ids: no database keeps them as numbers.
+# Greater numbers are not ids: no database stores them as numbers.
 ID_MAX: Final = 2**63 - 1
 
-# A hop is a place in your system. Thousands of them are ids of something, in the wrong field.
+# A hop is a part of your system. Thousands of them are ids of something, in the wrong field.
 HOPS_MAX: Final = 1_000
 
 HOUR: Final = 3_600
@@ -75,7 +75,7 @@ class NotDigest(msgspec.ValidationError):
 def _line(dated: Dated) -> Line:
     """Convert the time to seconds. A time without a zone is UTC, as it should be in logs.
 
-    Raises `ValidationError` for an impossible one: seconds are checked as they are decoded, and text is not.
+    Raise `ValidationError` for an impossible one: seconds are checked as they are decoded, and text is not.
     """
     key = dated.key.lower()
     if not _DIGEST.fullmatch(key):
@@ -118,9 +118,9 @@ _anything: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read(files: Sequence[str], tally: Tally, progress: Progress = lambda _bytes: None) -> Iterator[list[Line]]:
-    """Yield the lines of all files, in chunks; the tally accounts for the rest. Raises `OSError`.
+    """Yield the lines of all files, in chunks; count the rest in the tally. Raise `OSError`.
 
-    `progress` is called with how many bytes, as they are on disk, were read so far.
+    `progress` is called with the number of bytes, as on disk, read so far.
     """
     before = 0
     for name in files:
@@ -159,7 +159,7 @@ def _all_at_once(chunk: bytes) -> list[Line]:
 def _one_by_one(chunk: bytes, name: str, number: int, tally: Tally) -> list[Line]:
     found = []
     for offset, text in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=1):
-        # Anything that a logger's format writes before the line is ignored.
+        # Any prefix that a logger's format writes before the line is ignored.
         line = text[max(text.find(b"{"), 0) :].strip()
         if not line:
             tally.blank += 1
@@ -194,9 +194,9 @@ def _is_of_another(line: bytes) -> bool:
 
 
 def _chunks(name: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the file in chunks that end with a line, each with how far it was read.
+    """Yield the file in chunks that end with a line, each with the position reached.
 
-    A line that is too long becomes a short one, which is broken too.
+    A line that is too long is shortened, and so is broken too.
     """
     with _opened(name) as (file, position):
         begun = b""
@@ -221,7 +221,7 @@ def _bounded(begun: bytes, lines: bytes) -> bytes:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """Open a file, and report how many bytes of it, as it is on disk, were read."""
+    """Open a file, with a function that returns how many bytes of it, as on disk, were read."""
     if name == STANDARD_INPUT:
         # A pipe does not know its position.
         yield sys.stdin.buffer, lambda: 0

@@ -1,7 +1,7 @@
 """Draw the report: a row of bars for each hop, an hour (or more) for each bar, a mark where something leaked.
 
 Written by hand as SVG: readable without colour (leaks are hatched, and have a mark and a number), with a title and a
-description for people who do not see it. Pure.
+description for people who cannot see it. Pure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ text { font: 12px sans-serif; fill: #1a1a1a } .head { font-size: 16px; font-weig
 """
 
 # After the number.
-WORDS: Final = {
+NOUNS: Final = {
     LeakKind.REPLACED: ("key replaced", "keys replaced"),
     LeakKind.REQUESTS: ("key with several requests", "keys with several requests"),
     LeakKind.RESENT: ("sent again", "sent again"),
@@ -103,7 +103,7 @@ def described(report: Report) -> str:
 
 
 def _told(counts: Mapping[LeakKind, int]) -> list[str]:
-    return [f"{count:,} {WORDS[kind][count != 1]}" for kind, count in counts.items() if count]
+    return [f"{count:,} {NOUNS[kind][count != 1]}" for kind, count in counts.items() if count]
 
 
 def _gathered(cells: Sequence[Cell], first: int, span: int, count: int) -> list[Bar]:

@@ -1,4 +1,4 @@
-"""Build a report from logs: what passed each hop in each hour, and what leaked there. Exact, in bounded memory."""
+"""Build a report from logs: the traffic and the leaks of each hop in each hour. Exact, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 from onefold import UsageError
 from onefold.health.report import counted
 from onefold.trace.leaks import Leak, LeakKind, Repeated, of_keys, of_message
+from onefold.trace.line_database import LineDatabase
 from onefold.trace.lines import HOPS_MAX, HOUR, Progress, Tally, read
-from onefold.trace.shelf import Shelf
 
 # How many of each kind are shown at each hop: enough to look one up in the logs.
 EXAMPLES_MAX: Final = 10
@@ -31,7 +31,7 @@ class Cell(msgspec.Struct, gc=False):
     lines: int = 0
     # Distinct ones.
     keys: int = 0
-    # Of producers: how many lines, with how many distinct keys.
+    # For producers: how many lines, with how many distinct keys.
     sent: int = 0
     sent_keys: int = 0
     replaced: int = 0
@@ -55,7 +55,7 @@ class Report(msgspec.Struct):
     # Some of each kind.
     examples: dict[str, list[dict[str, Any]]]
     checks: list[str]
-    # Ids with so many keys that they cannot be ids; only some of their keys were looked at.
+    # Ids with so many keys that they cannot be ids; only some of their keys were examined.
     crowded: list[str]
 
     def count(self, kind: LeakKind, hop: str | None = None) -> int:
@@ -75,22 +75,22 @@ def examine(
 ) -> Report:
     """Read all logs, and look for leaks. `order` lists the hops as messages pass them; without it, time decides.
 
-    Raises `OSError` for what cannot be read, `UsageError` for what is not a log of hops.
+    Raise `OSError` for a file that cannot be read, `UsageError` for one that is not a log of hops.
     """
     tally = Tally()
-    with Shelf() as shelf:
+    with LineDatabase() as database:
         for batch in read(files, tally, progress):
-            shelf.add(batch)
+            database.add(batch)
         if not tally.lines:
             raise UsageError(_nothing(files, tally))
-        return Examination(shelf, order, checks).report(tally)
+        return Examination(database, order, checks).report(tally)
 
 
 class Examination:
-    """One examination of a filled shelf."""
+    """One examination of a filled database."""
 
-    def __init__(self, shelf: Shelf, order: Sequence[str], checks: Collection[LeakKind]) -> None:
-        self._shelf, self._checks = shelf, checks
+    def __init__(self, database: LineDatabase, order: Sequence[str], checks: Collection[LeakKind]) -> None:
+        self._database, self._checks = database, checks
         self._ranks = {hop: float(rank) for rank, hop in enumerate(order)}
         self._cells: dict[tuple[str, int], Cell] = {}
         self._examples: dict[str, list[dict[str, Any]]] = {kind.value: [] for kind in EVERY if kind in checks}
@@ -100,20 +100,20 @@ class Examination:
     def report(self, tally: Tally) -> Report:
         hops = self._take_hours()
         _check_order(list(self._ranks), hops)
-        for repeated in of_keys(self._shelf.by_key()):
+        for repeated in of_keys(self._database.by_key()):
             self._count(repeated)
         if {LeakKind.REPLACED, LeakKind.REMINTED} & set(self._checks):
             for column in ("delivery", "request"):
-                self._shelf.keep(self._of_messages(column))
+                self._database.keep(self._of_messages(column))
             self._take_kept()
         positions = {hop: position for position, hop in enumerate(hops)}
         cells = sorted(self._cells.values(), key=lambda cell: (cell.hour, positions[cell.hop]))
         return Report(tally, hops, cells, self._examples, [kind.value for kind in self._checks], self._crowded)
 
     def _take_hours(self) -> list[str]:
-        """Take every hop and hour; return the hops in the order of the logs."""
+        """Count every hop and hour; return the hops in the order of the logs."""
         firsts: dict[str, int] = {}
-        for hop, hour, first, *counts in self._shelf.hours():
+        for hop, hour, first, *counts in self._database.hours():
             firsts[hop] = min(firsts.get(hop, first), first)
             if len(firsts) > HOPS_MAX:
                 raise UsageError(f"more than {HOPS_MAX:,} hops, such as {hop[:40]!r}: a hop is the name of a place")
@@ -139,14 +139,14 @@ class Examination:
             self._examples[kind.value].append({**at, "scope": one.scope, "key": one.key, **more})
 
     def _of_messages(self, column: str) -> Iterator[Leak]:
-        for id_, seen, crowded in self._shelf.by_message(column):
+        for id_, seen, crowded in self._database.by_message(column):
             if crowded and len(self._crowded) < EXAMPLES_MAX:
                 self._crowded.append(id_)
             leaks = of_message(seen, self._ranks, id_, tries=column == "delivery")
             yield from (leak for leak in leaks if leak.kind in self._checks)
 
     def _take_kept(self) -> None:
-        for word, hop, hour, count in self._shelf.kept():
+        for word, hop, hour, count in self._database.kept():
             cell = self._cells[hop, hour]
             if word == LeakKind.REPLACED:
                 cell.replaced += count
@@ -155,7 +155,7 @@ class Examination:
         for kind in (LeakKind.REPLACED, LeakKind.REMINTED):
             if kind not in self._checks:
                 continue
-            for hop, ts, before, after, previous, id_ in self._shelf.examples(kind.value, EXAMPLES_MAX):
+            for hop, ts, before, after, previous, id_ in self._database.examples(kind.value, EXAMPLES_MAX):
                 came = {} if previous is None else {"after": previous}
                 shown = {"hop": hop, **came, "ts": ts, "id": id_, "had": before, "has": after}
                 self._examples[kind.value].append(shown)

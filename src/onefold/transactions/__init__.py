@@ -22,8 +22,8 @@ TX: Any = None
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Column(NamedTuple):
-    """The column of the caller's own table that *is* the record: `Column("payments", "idempotency_key")`.
+class RecordColumn(NamedTuple):
+    """The column of the caller's own table that *is* the record: `RecordColumn("payments", "idempotency_key")`.
 
     It needs a unique index, and the handler has to write the row, with INSERT or INSERT ... ON CONFLICT. Deliveries of
     one key run one after the other. With tenants, `scope` names their column, and the unique index covers both. On
@@ -39,7 +39,7 @@ class Column(NamedTuple):
 _joins: Final[WeakKeyDictionary[type, Callable[..., Any]]] = WeakKeyDictionary()
 
 
-def join(connection: Any, record: Column | None, *, is_async: bool) -> Any:
+def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Any:
     """Return the store that works inside the transaction of this connection."""
     kind = type(connection)
     join_it = _joins.get(kind)
@@ -70,21 +70,21 @@ def _join_of(kind: type) -> Callable[..., Any]:
             return cast("Callable[..., Any]", import_module(driver).join)
     known = sorted(name for name in drivers() if not name.startswith("_"))
     raise UsageError(
-        f"within({kind.__qualname__}): no driver is known for it. Known are: {', '.join(known)}. "
-        "Pass the connection or session on which your own statements run"
+        f"within({kind.__qualname__}): no driver is known for it. Known: {', '.join(known)}. Pass the connection or "
+        "session on which your own statements run"
     )
 
 
-def check_compared(record: Column | None, fingerprint: object) -> None:
-    """Raise `UsageError` if a payload is to be compared: a row of the caller's has no place for its fingerprint."""
-    if record is not None and fingerprint is not None:
+def check_compared(record: RecordColumn | None, payload: object) -> None:
+    """Raise `UsageError` if a payload has to be compared: a caller's own row has no place for its fingerprint."""
+    if record is not None and payload is not None:
         raise UsageError(
-            f"record={record!r} has no place for a fingerprint=, so another payload would not be noticed. Nothing "
+            f"record={record!r} has no place for a payload=, so another payload would not be noticed. Nothing "
             "ran. Compare it with the row yourself, or leave record= out"
         )
 
 
-def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]) -> UsageError:
+def not_unique(column: RecordColumn, wanted: Mapping[str, str], there: Collection[str]) -> UsageError:
     """Create the error for a column that cannot be the record: it does not exist, or two rows may have one key.
 
     `wanted` maps the names under which the columns would be `there`.
@@ -96,13 +96,13 @@ def not_unique(column: Column, wanted: Mapping[str, str], there: Collection[str]
         message = f"{column.table} has no column {' and no column '.join(missing)}. Check its name"
     else:
         message = (
-            f"{column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so that two deliveries at "
+            f"{column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so two deliveries at "
             "once could both write. Create one, or leave record= out"
         )
     return UsageError(f"record={column!r}: {message}. Nothing ran")
 
 
-def checked(record: Column) -> Column:
+def checked(record: RecordColumn) -> RecordColumn:
     """Return the column, if its names are valid identifiers: they become part of a statement."""
     for name in (record.table, record.name, record.scope):
         if name is not None and not NAME.fullmatch(name):

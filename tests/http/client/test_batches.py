@@ -91,7 +91,7 @@ class Batches:
                 raise RuntimeError("after the charge")
 
         with Guard(f"sqlite:///{self.path}") as guard:
-            return self._polls(guard, handle, self.begin).deliver([Sent(key) for key in KEYS])
+            return self._batches(guard, handle, self.begin).deliver([Sent(key) for key in KEYS])
 
     def deliver_async(self, send: Any) -> list[Any]:
         @asynccontextmanager
@@ -107,62 +107,62 @@ class Batches:
 
         async def main() -> list[Any]:
             async with AsyncGuard(f"sqlite:///{self.path}") as guard:
-                return await self._polls(guard, handle, begin).deliver_async([Sent(key) for key in KEYS])
+                return await self._batches(guard, handle, begin).deliver_async([Sent(key) for key in KEYS])
 
         return asyncio.run(main())
 
-    def _polls(self, guard: Any, handle: Any, begin: Any) -> TransactionalBatches:
+    def _batches(self, guard: Any, handle: Any, begin: Any) -> TransactionalBatches:
         return TransactionalBatches(guard, "credit", handle, begin, key=header(), missing_key="never", policy=None)
 
 
 @pytest.fixture
-def polls(tmp_path: Path) -> Batches:
+def batches(tmp_path: Path) -> Batches:
     return Batches(tmp_path / "wallet.db")
 
 
 def test_a_request_without_a_key_is_refused_and_no_message_is_blamed(
-    polls: Batches, bank: Bank, server: Scripted
+    batches: Batches, bank: Bank, server: Scripted
 ) -> None:
     async def send(key: str) -> None:
         await bank.async_client.post(URL, json={"for": key})
 
     with pytest.raises(UsageError, match=r"Nothing was sent\. Name its key in the header Idempotency-Key"):
-        polls.deliver(lambda key: bank.client.post(URL, json={"for": key}))
+        batches.deliver(lambda key: bank.client.post(URL, json={"for": key}))
     with pytest.raises(UsageError, match="Nothing was sent"):
-        polls.deliver_async(send)
+        batches.deliver_async(send)
     with requests.Session() as session:
         session.mount("http://", Adapter())
         with pytest.raises(UsageError, match="Nothing was sent"):
-            polls.deliver(lambda key: session.post(server.url, json={"for": key}))
+            batches.deliver(lambda key: session.post(server.url, json={"for": key}))
 
     assert bank.keys == []
     assert server.got == []
 
 
-def test_an_object_that_has_a_key_of_ours_is_refused_too(polls: Batches, bank: Bank) -> None:
+def test_an_object_that_has_a_key_of_ours_is_refused_too(batches: Batches, bank: Bank) -> None:
     ready = bank.client.build_request("POST", URL)
     bank.client.send(ready)
 
     with pytest.raises(UsageError, match="Nothing was sent"):
-        polls.deliver(lambda key: bank.client.send(ready))
+        batches.deliver(lambda key: bank.client.send(ready))
 
     assert len(bank.keys) == 1
 
 
-def test_a_key_that_is_named_is_sent_by_every_rerun(polls: Batches, bank: Bank) -> None:
+def test_a_key_that_is_named_is_sent_by_every_rerun(batches: Batches, bank: Bank) -> None:
     def send(key: str) -> None:
         bank.client.post(URL, json={"for": key}, headers={"Idempotency-Key": f'"charge-{key}"'})
 
     async def send_async(key: str) -> None:
         await bank.async_client.post(URL, json={"for": key}, headers={"Idempotency-Key": f'"charge-{key}-async"'})
 
-    assert polls.deliver(send) == [ACK, ACK]
-    assert polls.deliver_async(send_async) == [ACK, ACK]
+    assert batches.deliver(send) == [ACK, ACK]
+    assert batches.deliver_async(send_async) == [ACK, ACK]
     # The poll, and then each message alone; for the second worker both are duplicates.
     assert bank.keys == ['"charge-a"', '"charge-b"'] * 2
 
 
-def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Batches, bank: Bank) -> None:
+def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(batches: Batches, bank: Bank) -> None:
     kept = Guard("memory:")
 
     def charge(key: str) -> None:
@@ -181,21 +181,21 @@ def test_a_delivery_or_an_intent_inside_of_a_batch_has_keys_of_its_own(polls: Ba
             failed.add(key)
             raise ConnectionError("after the charge")
 
-    polls.deliver(send)
-    polls.deliver(send)
+    batches.deliver(send)
+    batches.deliver(send)
 
     assert len(set(bank.keys)) == 4
 
 
-def test_current_says_that_there_is_no_single_delivery(polls: Batches) -> None:
+def test_current_says_that_there_is_no_single_delivery(batches: Batches) -> None:
     with pytest.raises(UsageError, match="Take the keys from the messages"):
-        polls.deliver(lambda key: current())
+        batches.deliver(lambda key: current())
 
 
-def test_a_thread_that_outlives_its_batch_sends_what_it_likes(polls: Batches, bank: Bank) -> None:
+def test_a_thread_that_outlives_its_batch_sends_what_it_likes(batches: Batches, bank: Bank) -> None:
     outlives: list[contextvars.Context] = []
 
-    polls.deliver(lambda key: outlives.append(contextvars.copy_context()))
+    batches.deliver(lambda key: outlives.append(contextvars.copy_context()))
     outlives[0].run(bank.client.post, URL)
 
     assert len(bank.keys) == 1

@@ -439,10 +439,11 @@ REPLAYED = ("Idempotent-Replayed", "true")
         (Say(500), False),
         (Say(503), False),
         (problem("in_progress", 409, ("Retry-After", "1")), False),
-        (problem("on_hold", 409), False),
+        (problem("held", 409), False),
         (problem("claim_lost", 409, ("Retry-After", "1")), False),
         (problem("key_reused", 422), False),
         (problem("caller_unknown", 400), False),
+        (problem("unauthorized", 401), False),
         (problem("store_unavailable", 503), False),
         (problem("outcome_unknown", 503), False),
         (problem("result_not_kept", 409), True),
@@ -556,7 +557,7 @@ def test_an_intent_that_cannot_be_kept_sends_nothing(
 ) -> None:
     from onefold.http.client import _intent
 
-    monkeypatch.setattr(_intent, "POLICY", _intent.POLICY.but(lease=0.2))
+    monkeypatch.setattr(_intent, "POLICY", _intent.POLICY.replace(lease=0.2))
     guard, store = client.broken_store()
     store.down.add(down)
 
@@ -609,7 +610,9 @@ def test_an_intent_by_which_no_request_came_is_told_and_its_key_stays(server: Sc
     server.script = [Say(500)] * 5 + [Say(201)]
     client.send(server.url, content=b"{}", around=intent("pay-order-42", store=kept))
 
-    with pytest.raises(UsageError, match=r"no POST or PATCH came by .*Transport, .*contextvars\.copy_context\(\)\.run"):
+    with pytest.raises(
+        UsageError, match=r"no POST or PATCH passed through it.*Transport, .*contextvars\.copy_context\(\)\.run"
+    ):
         leave(kept)
 
     assert begun(kept)
@@ -691,7 +694,7 @@ def test_a_number_of_retries_is_no_retries(make: Any) -> None:
 
 def test_what_ends_an_intent_is_a_rule_without_a_client() -> None:
     assert settles(200, {})
-    assert not settles(409, {}, b'{"code": "on_hold"}')
+    assert not settles(409, {}, b'{"code": "held"}')
 
 
 # A client that is killed.

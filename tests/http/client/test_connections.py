@@ -18,10 +18,10 @@ import requests
 import urllib3
 
 from onefold.http.client import Adapter, AsyncTransport, Attempt, Retries, Transport
-from onefold.http.client import _httpx_bodies as with_httpx
-from onefold.http.client import _requests as with_requests
 from onefold.http.client import _retrying as retrying
-from onefold.http.client._requests import _was_sent
+from onefold.http.client._httpx import bodies as with_httpx
+from onefold.http.client._requests import bodies as with_requests
+from onefold.http.client._requests.adapter import _was_sent
 
 # Each kind of answer six times, streamed or not, and left before its end or not; the thousand is for `make soak`.
 FEW = 126

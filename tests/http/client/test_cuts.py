@@ -136,10 +136,10 @@ def paths(kind: str, where: Callable[[str], Iterable[int]], ends: tuple[str, ...
     return [f"/{kind}/{cut}/{how}" for cut in where(kind) for how in ends]
 
 
-places = pytest.mark.parametrize("where", [landmarks, pytest.param(cuts, marks=pytest.mark.more)])
+positions = pytest.mark.parametrize("where", [landmarks, pytest.param(cuts, marks=pytest.mark.more)])
 
 
-@places
+@positions
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again_under_its_key(
     server: Cutting, client: Any, kind: str, where: Any
@@ -155,7 +155,7 @@ def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again_under_its_key(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["read", "streamed"])
 @pytest.mark.parametrize("around", ["handler", "intent"])
-@places
+@positions
 def test_whoever_asks_again_after_a_cut_sends_the_same_key_and_then_a_new_one(
     server: Cutting, client: Any, around: str, stream: bool, where: Any
 ) -> None:

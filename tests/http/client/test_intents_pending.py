@@ -36,7 +36,7 @@ def by_httpx(store: str, url: str, amount: int) -> int:
         return client.post(url, json={"amount": amount}).status_code
 
 
-def by_httpx_awaited(store: str, url: str, amount: int) -> int:
+def by_httpx_async(store: str, url: str, amount: int) -> int:
     async def send() -> int:
         async with (
             httpx.AsyncClient(transport=AsyncTransport(retries=ONCE), timeout=PATIENCE) as client,
@@ -53,7 +53,7 @@ def by_requests(store: str, url: str, amount: int) -> int:
         return session.post(url, json={"amount": amount}, timeout=PATIENCE).status_code
 
 
-CLIENTS = pytest.mark.parametrize("send", [by_httpx, by_httpx_awaited, by_requests])
+CLIENTS = pytest.mark.parametrize("send", [by_httpx, by_httpx_async, by_requests])
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def store(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/intents.db"
 
 
-def onefold(store: str, *words: str) -> str:
-    said = CliRunner(env={"ONEFOLD_STORE": store}).invoke(app, list(words), catch_exceptions=False)
+def onefold(store: str, *arguments: str) -> str:
+    said = CliRunner(env={"ONEFOLD_STORE": store}).invoke(app, list(arguments), catch_exceptions=False)
     assert said.exit_code == 0, said.output
     return said.stdout
 
@@ -81,7 +81,7 @@ def test_another_request_under_an_intent_is_told_which_intent_and_what_to_do(sto
         assert "intent('pay-order-42') was begun with another method, URL or body" in said
         assert "Nothing was sent" in said
         named = "intent('pay-order-42', store=…)"
-        assert f"end it: {f'await {named}.aend()' if send is by_httpx_awaited else f'{named}.end()'}" in said
+        assert f"end it: {f'await {named}.aend()' if send is by_httpx_async else f'{named}.end()'}" in said
         assert "Mint" not in said, "the user of an intent has no key to mint"
         assert (refused.value.operation, refused.value.key, refused.value.scope) == (OPERATION, NAME, "")
 

@@ -12,7 +12,7 @@ import urllib3
 
 from onefold import Guard
 from onefold.http.client import Adapter, Retries
-from onefold.http.client._requests import _Rest
+from onefold.http.client._requests.bodies import _Rest
 from tests.http_service.scripted import Say, Scripted, scripted
 
 ONCE = Retries(attempts=1)

@@ -20,6 +20,9 @@ import requests
 
 from onefold import AsyncGuard, Guard, UsageError
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport
+from onefold.http.client._answers import Answer
+from onefold.http.client._callers import Caller
+from onefold.http.client._handler_keys import Request, keyed
 from tests.http_service.scripted import Say, Scripted, scripted
 
 ONCE = Retries(attempts=1)
@@ -369,6 +372,39 @@ def test_an_answer_of_a_thread_that_is_gone_is_asked_for_again(server: Scripted,
 
     first, second = posted(server)
     assert first == second
+
+
+def test_a_response_that_is_read_to_its_end_while_another_thread_looks_at_it_is_not_retried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def handle() -> None:
+        with keyed(Request("POST", URL, b"{}")) as first:
+            answer = first.heard(200, {}, None)
+
+        def is_elsewhere(_: Caller) -> bool:
+            answer.ended()
+            return True
+
+        monkeypatch.setattr(Caller, "is_elsewhere", property(is_elsewhere))
+        assert keyed(Request("POST", URL, b"{}")).key != first.key
+
+    Guard("memory:").run("charge", "1", handle)
+
+
+def test_a_response_that_ends_between_two_looks_at_its_reader_breaks_nothing() -> None:
+    class Ending(Answer):
+        """Another thread ends it right after each look."""
+
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "_caller" and found is not None:
+                self.ended()
+            return found
+
+    answers = [Ending(200, {}, None, ExitStack().close) for _ in range(3)]
+
+    assert [answers[0].is_awaited_elsewhere, answers[1].is_in_doubt, answers[2].is_settled] == [False, False, False]
+    assert [answer.is_settled for answer in answers] == [True, True, False]
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.more)])

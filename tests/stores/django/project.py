@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.db.utils import ConnectionHandler
 
-from onefold import Column, Guard, Outcome
+from onefold import Guard, Outcome, RecordColumn
 from onefold.stores.django.joined import _found
 from tests.stores.sqlalchemy.wallet import DATABASES, Ledger
 from tests.wallet import never_opened
@@ -131,7 +131,7 @@ class Counter:
     def atomic(self, **options: Any) -> Any:
         return transaction.atomic(using=self.alias, **options)
 
-    def within(self, key: Any, work: Any, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    def within(self, key: Any, work: Any, record: RecordColumn | None = None, **options: Any) -> Outcome[Any]:
         return self.guard.within(self.connection, record=record).run("credit", key, work, **options)
 
     def execute(self, statement: str) -> list[Any]:

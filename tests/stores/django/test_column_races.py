@@ -1,4 +1,4 @@
-"""`Column` through Django, under two deliveries at once, on each database: the effect happens once."""
+"""`RecordColumn` through Django, under two deliveries at once, on each database: the effect happens once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("django")
 
-from onefold import Column
+from onefold import RecordColumn
 from tests.stores.django.project import Counter, alias_of, ledger_at, project
 from tests.stores.sql.test_column_races import WRITES, tells_to_come_again
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 # Django's own level on MySQL is READ COMMITTED.
 LEVELS: dict[str, dict[str, Any]] = {

@@ -80,7 +80,7 @@ def _transactional(guard: Guard, connection: Any, key: str, handler: Callable[[]
     def credit(key: str, *, tx: Any) -> Any:
         return handler()
 
-    credit(key)  # type: ignore[call-arg]
+    credit(key)
 
 
 MODES = {"within": _within, "transactional": _transactional}
@@ -95,15 +95,15 @@ def test_a_handler_that_ends_the_transaction_is_told(
     ways = WAYS | hidden | ({"DDL and write": _changes_a_table} if connection.vendor == "mysql" else {})
     with Guard(f"django://{connection.alias}") as guard:
         for name, way in ways.items():
-            for words, result in RESULTS.items():
+            for case, result in RESULTS.items():
                 try:
-                    mode(guard, connection, f"{name} {words}", _ending(connection, way, result))
+                    mode(guard, connection, f"{name} {case}", _ending(connection, way, result))
                 except UsageError:
                     pass
                 except Exception as error:
-                    untold[name, words] = repr(error)
+                    untold[name, case] = repr(error)
                 else:
-                    untold[name, words] = "nothing"
+                    untold[name, case] = "nothing"
                 connection.close()
 
         mode(guard, connection, "honest", _ending(connection, _uses_a_block, "receipt"))
@@ -152,7 +152,7 @@ def test_an_honest_handler_with_blocks_of_its_own_is_not_refused(
     connection: Any, ledger: Ledger, mode: Callable[..., None]
 ) -> None:
     with Guard(f"django://{connection.alias}") as guard:
-        for words, result in RESULTS.items():
-            mode(guard, connection, words, _ending(connection, _uses_a_block, result))
+        for case, result in RESULTS.items():
+            mode(guard, connection, case, _ending(connection, _uses_a_block, result))
 
     assert (ledger.balance, ledger.records) == (40, sorted(RESULTS))

@@ -50,7 +50,7 @@ class OnDjango(StoreContract):
     database: str
 
     @pytest.fixture(autouse=True)
-    def place(self, request: pytest.FixtureRequest) -> Iterator[None]:
+    def set_up(self, request: pytest.FixtureRequest) -> Iterator[None]:
         ledger = ledger_at(request, self.database)
         self.settings = described(self.database, ledger.address)
         with alias_of(self.database, ledger.address) as self.alias:
@@ -115,7 +115,7 @@ def deliver(at: Counter, key: str, work: Callable[..., Any]) -> Any:
         assert tx is at.connection
         return work()
 
-    return credit.outcome(key)  # type: ignore[call-arg]
+    return credit.outcome(key)
 
 
 def test_the_record_commits_with_the_work_and_with_what_models_do(at: Counter, ledger: Ledger) -> None:
@@ -180,7 +180,7 @@ class Declined(Exception):
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_and_hooked_is_not(
     at: Counter, ledger: Ledger, way_to_fail: str
 ) -> None:
-    at.guard = Guard(f"django://{at.alias}", policy=Policy(remember=(Declined,)))
+    at.guard = Guard(f"django://{at.alias}", policy=Policy(final_errors=(Declined,)))
     hooked: list[int] = []
 
     def decline() -> None:

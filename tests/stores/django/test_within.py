@@ -14,7 +14,7 @@ pytest.importorskip("django")
 from django.db import Error, IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from onefold import AsyncGuard, Column, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
+from onefold import AsyncGuard, KeyReused, NotInTransaction, Policy, RecordColumn, StoreUnavailable, UsageError
 from tests.stores.django.project import Counter, alias_of, ledger_at, payments, project
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import Died, Handler
@@ -232,7 +232,7 @@ def test_it_finds_out_when_somebody_has_dropped_the_tables(at: Counter, ledger: 
         at.within("m1", at.add)
     ledger.execute("DROP TABLE onefold_records")
     if ledger.database == "postgres":
-        with pytest.raises(StoreUnavailable, match="the tables of Onefold were dropped"), at.atomic():
+        with pytest.raises(StoreUnavailable, match="Onefold's tables were dropped"), at.atomic():
             at.within("m2", at.add)
 
     with at.atomic():
@@ -283,10 +283,10 @@ def test_keys_are_compared_byte_by_byte_and_tenants_have_their_own(at: Counter) 
 
 def test_the_same_key_with_another_payload_is_refused_and_a_bypass_runs_once_more(at: Counter, ledger: Ledger) -> None:
     with at.atomic():
-        at.within("m1", at.add, fingerprint={"amount": 10})
+        at.within("m1", at.add, payload={"amount": 10})
         with pytest.raises(KeyReused):
-            at.within("m1", at.add, fingerprint={"amount": 11})
-        at.within("m1", at.add, fingerprint={"amount": 10}, bypass=True)
+            at.within("m1", at.add, payload={"amount": 11})
+        at.within("m1", at.add, payload={"amount": 10}, bypass=True)
 
     assert ledger.balance == 20
 
@@ -301,11 +301,11 @@ def test_fresh_sorts_a_batch_and_records_the_new_ones(at: Counter, ledger: Ledge
 
 
 def test_a_policy_that_remembers_failures_is_refused(at: Counter) -> None:
-    with pytest.raises(UsageError, match="the rollback takes it back"), at.atomic():
-        at.within("m1", nothing, policy=Policy(remember=(ValueError,)))
+    with pytest.raises(UsageError, match="the rollback removes it"), at.atomic():
+        at.within("m1", nothing, policy=Policy(final_errors=(ValueError,)))
 
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 
 def test_a_row_of_the_callers_is_the_record(at: Counter, ledger: Ledger) -> None:
@@ -318,7 +318,7 @@ def test_a_row_of_the_callers_is_the_record(at: Counter, ledger: Ledger) -> None
     assert payments().objects.using(at.alias).count() == 1
     assert ("onefold_records" in ledger.tables()) is (ledger.database == "mariadb")
     with pytest.raises(UsageError, match="has no unique index"), at.atomic():
-        at.within("pay_2", at.pay, Column("payments", "amount"))
+        at.within("pay_2", at.pay, RecordColumn("payments", "amount"))
     with pytest.raises(UsageError, match="has to write the row"), at.atomic():
         at.within("pay_2", nothing, PAYMENT)
     with pytest.raises(NotInTransaction):

@@ -28,7 +28,7 @@ from onefold.stores.dynamodb import (
     open_async_store,
     open_store,
 )
-from tests.stores.dynamodb.tools import DONE, claim_of, entry, place_of, plain_client, store_of, table_of
+from tests.stores.dynamodb.tools import DONE, claim_of, client_options, entry, plain_client, store_of, table_of
 from tests.support import PATIENCE, eventually
 
 
@@ -231,8 +231,8 @@ def test_a_client_is_adopted_with_the_usual_table(client: Any) -> None:
 def test_a_table_of_a_resource_is_adopted_with_its_name(dynamodb_url: str) -> None:
     import boto3
 
-    place: Any = place_of(dynamodb_url)
-    resource = boto3.resource("dynamodb", **place)
+    options: Any = client_options(dynamodb_url)
+    resource = boto3.resource("dynamodb", **options)
     table = resource.Table(table_of(dynamodb_url))
     with Guard(table) as guard:
         assert guard.store.table == table.name
@@ -257,8 +257,8 @@ def test_sessions_make_clients_that_the_store_closes(dynamodb_url: str, monkeypa
     from aiobotocore.session import AioSession
     from botocore.session import Session
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", place_of(dynamodb_url)["endpoint_url"])
-    monkeypatch.setenv("AWS_DEFAULT_REGION", place_of(dynamodb_url)["region_name"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", client_options(dynamodb_url)["endpoint_url"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", client_options(dynamodb_url)["region_name"])
     for session in (boto3.Session(), Session()):
         with closing(DynamoDBStore(table_of(dynamodb_url), client=session)) as store:
             assert store.claim(entry(os.urandom(4).hex())) is None
@@ -277,7 +277,7 @@ def test_an_async_client_of_the_callers_is_used_and_not_closed(dynamodb_url: str
     from aiobotocore.session import AioSession
 
     async def use() -> tuple[Any, int]:
-        async with AioSession().create_client("dynamodb", **place_of(dynamodb_url)) as client:
+        async with AioSession().create_client("dynamodb", **client_options(dynamodb_url)) as client:
             store = AsyncDynamoDBStore(table_of(dynamodb_url), client=client)
             answer = await store.claim(entry())
             await store.aclose()
@@ -323,7 +323,7 @@ def test_a_url_names_the_table_and_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("dynamodb://records?regoin=eu-west-1", "'regoin' is not one of .*: did you mean 'region'"),
         ("dynamodb://records?endpoint=http://x", "did you mean 'endpoint_url'"),
@@ -335,10 +335,10 @@ def test_a_url_names_the_table_and_its_options() -> None:
         ("dynamodb://no", "has to have 3 to 255"),
     ],
 )
-def test_a_url_that_is_not_understood_is_refused(url: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_a_url_that_is_not_understood_is_refused(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         open_store(url)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         open_async_store(url)
 
 

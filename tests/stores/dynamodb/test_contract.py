@@ -11,7 +11,7 @@ import pytest
 from onefold.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
 from services.dynamodb import CREDENTIALS, store_url
-from tests.stores.dynamodb.tools import place_of, table_of
+from tests.stores.dynamodb.tools import client_options, table_of
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,10 @@ def client(dynamodb: Any, dynamodb_tables: str) -> Iterator[Any]:
     """One client for all tests: to make one takes longer than most of them."""
     from botocore.session import Session
 
-    place: Any = place_of(store_url(dynamodb, dynamodb_tables))
+    options: Any = client_options(store_url(dynamodb, dynamodb_tables))
     session = Session()
     session.set_credentials(*CREDENTIALS.values())
-    client = session.create_client("dynamodb", **place)
+    client = session.create_client("dynamodb", **options)
     yield client
     client.close()
 
@@ -34,6 +34,12 @@ def session() -> Any:
     return AioSession()
 
 
+@pytest.fixture(autouse=True)
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of forks was started before the credentials were in the environment."""
+    monkeypatch.setattr("onefold.testing.promises._processes.START_METHOD", "spawn")
+
+
 class TestContract(StoreContract):
     """From threads, and from processes."""
 
@@ -41,7 +47,7 @@ class TestContract(StoreContract):
     unit = 30.0
 
     @pytest.fixture(autouse=True)
-    def place(self, client: Any, dynamodb_url: str) -> None:
+    def set_up(self, client: Any, dynamodb_url: str) -> None:
         # The other processes have the server's clock, so that ours begins there.
         self.clock = Clock(time.time())
         self.client, self.url = client, dynamodb_url
@@ -63,7 +69,7 @@ class TestAsyncContract(AsyncStoreContract):
     unit = 30.0
 
     @pytest.fixture(autouse=True)
-    def place(self, session: Any, dynamodb_url: str) -> None:
+    def set_up(self, session: Any, dynamodb_url: str) -> None:
         self.clock = Clock(time.time())
         self.session, self.url = session, dynamodb_url
 
@@ -71,11 +77,11 @@ class TestAsyncContract(AsyncStoreContract):
         return self.url
 
     def open_store(self) -> AsyncDynamoDBStore:
-        place = place_of(self.url)
+        options = client_options(self.url)
         return AsyncDynamoDBStore(
             table_of(self.url),
-            endpoint_url=place["endpoint_url"],
-            region=place["region_name"],
+            endpoint_url=options["endpoint_url"],
+            region=options["region_name"],
             client=self.session,
             clock=self.clock,
         )

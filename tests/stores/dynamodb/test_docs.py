@@ -11,7 +11,7 @@ import pytest
 from onefold._model import Ending, State
 from onefold.stores.base import Query
 from onefold.stores.dynamodb import LEASE_MIN, OPTIONS, DynamoDBStore
-from tests.stores.dynamodb.tools import claim_of, counted, entry, place_of, plain_client, size_of, table_of
+from tests.stores.dynamodb.tools import claim_of, client_options, counted, entry, plain_client, size_of, table_of
 from tests.support import PROJECT
 
 PAGE = PROJECT / "docs" / "stores" / "dynamodb.md"
@@ -21,9 +21,9 @@ URL = "dynamodb://onefold_records?region=eu-central-1"
 
 def test_every_code_block_runs(dynamodb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The page's names, at the place of the tests.
-    place = place_of(dynamodb_url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", place["endpoint_url"])
-    monkeypatch.setenv("AWS_DEFAULT_REGION", place["region_name"])
+    options = client_options(dynamodb_url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", options["endpoint_url"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", options["region_name"])
     module = types.ModuleType("page")
     monkeypatch.setitem(__import__("sys").modules, "page", module)
     blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", TEXT, flags=re.DOTALL | re.MULTILINE)
@@ -39,10 +39,10 @@ def test_every_code_block_runs(dynamodb_url: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "result"),
+    ("message", "result"),
     [("none", None), ("36 bytes", bytes(36)), ("300 bytes", bytes(300)), ("1 KiB", bytes(1024))],
 )
-def test_the_sizes_are_measured(dynamodb_url: str, words: str, result: bytes | None) -> None:
+def test_the_sizes_are_measured(dynamodb_url: str, message: str, result: bytes | None) -> None:
     sizes = []
     with plain_client(dynamodb_url) as client:
         store = DynamoDBStore(table_of(dynamodb_url), client=client, clock=lambda: 1_900_000_000.123)
@@ -54,7 +54,7 @@ def test_the_sizes_are_measured(dynamodb_url: str, words: str, result: bytes | N
             sizes.append(size_of(item))
             store.release(claim_of(mine))
 
-    assert f"| {words} | {sizes[0]:,} | {sizes[1]:,} |" in TEXT
+    assert f"| {message} | {sizes[0]:,} | {sizes[1]:,} |" in TEXT
 
 
 def test_the_page_names_every_option_and_the_least_lease() -> None:

@@ -205,7 +205,7 @@ def test_a_conflict_that_does_not_end_is_told(store: DynamoDBStore, hasty: Any) 
     with pytest.raises(StoreUnavailable) as refused:
         store.claim(entry())
 
-    assert "found a transaction of others on the record" in one_line(refused)
+    assert "kept finding another transaction on the record" in one_line(refused)
     assert len(sent) == len(CONFLICT_PAUSES) + 1
     assert sum(CONFLICT_PAUSES) < 5
     unclaimed(store)
@@ -244,8 +244,8 @@ def test_each_refusal_is_one_clear_line_and_nothing_runs(store: DynamoDBStore, h
     with Guard(store) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "pay_7f3a", lambda: pytest.fail("it ran"))
 
-    words = PROBLEMS[code].format(action="PutItem")
-    assert one_line(refused) == f"DynamoDB table {store.table}: {words}"
+    message = PROBLEMS[code].format(action="PutItem")
+    assert one_line(refused) == f"DynamoDB table {store.table}: {message}"
     assert refused.value.__cause__ is not None
     assert "pay_7f3a" not in str(refused.value)
 
@@ -260,14 +260,16 @@ def test_a_refusal_that_nobody_knows_is_named(store: DynamoDBStore, hasty: Any) 
 def test_an_endpoint_that_does_not_show_what_is_in_the_way_is_told(store: DynamoDBStore, hasty: Any) -> None:
     answered(hasty, "PutItem", ["ConditionalCheckFailedException"])
 
-    with pytest.raises(StoreUnavailable, match="without the item in the way"):
+    with pytest.raises(StoreUnavailable, match="without the existing item"):
         store.claim(entry())
 
 
 def test_a_table_that_vanishes_is_told_and_made_again(store: DynamoDBStore, hasty: Any) -> None:
     hasty.delete_table(TableName=store.table)
 
-    with pytest.raises(StoreUnavailable, match=r"there is no such table any more\. .*`onefold schema`"):
+    with pytest.raises(
+        StoreUnavailable, match=r"there is no such table any more\. .*`onefold schema --store URL --apply`"
+    ):
         store.claim(entry())
 
     assert store.claim(entry()) is None
@@ -318,7 +320,7 @@ ELSEWHERE = "http://127.0.0.1:9"
 
 
 def told_of(url: str) -> tuple[OnefoldError, OnefoldError]:
-    """What a blocking and an awaited store say."""
+    """What a sync and an async store say."""
 
     async def claim() -> None:
         store = open_async_store(url)
@@ -418,7 +420,7 @@ def test_replies_without_a_date_are_refused_and_nothing_runs(dynamodb_url: str, 
     with Guard(store) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
-    assert "the replies have no Date, and without it there is no clock" in one_line(refused)
+    assert "the replies have no Date, without which there is no clock" in one_line(refused)
 
 
 def test_a_date_that_runs_away_is_refused(store: DynamoDBStore, hasty: Any) -> None:

@@ -14,6 +14,7 @@ from onefold import Guard, StoreUnavailable
 from onefold._model import State
 from onefold.stores.base import Query
 from onefold.stores.dynamodb import DynamoDBStore, apply_schema, describe_schema, open_store, schema
+from onefold.stores.dynamodb.items import VERSION
 from tests.stores.dynamodb.tools import answered, claim_of, counted, entry, plain_client, table_of
 from tests.support import PATIENCE
 
@@ -46,7 +47,7 @@ def test_without_auto_schema_a_missing_table_is_told_and_not_made(dynamodb_url: 
             guard.run("charge", "key", lambda: pytest.fail("it ran"))
         assert str(refused.value) == (
             f"DynamoDB table {store.table}: there is no such table, and auto_schema=False. "
-            "Create it with the command `onefold schema`"
+            "Create it with the command `onefold schema --store URL --apply`"
         )
         with pytest.raises(client.exceptions.ResourceNotFoundException):
             client.describe_table(TableName=store.table)
@@ -166,19 +167,19 @@ def version(client: Any, table: str, number: int, usable_from: int) -> None:
 
 def test_a_table_of_a_newer_version_is_refused_and_nothing_runs(dynamodb_url: str, client: Any) -> None:
     apply_schema(dynamodb_url)
-    version(client, table_of(dynamodb_url), 3, 2)
+    version(client, table_of(dynamodb_url), VERSION + 2, VERSION + 1)
 
     with Guard(dynamodb_url) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
     assert str(refused.value).endswith(
-        "its records are of version 3, and this Onefold knows version 1. Upgrade Onefold"
+        f"its records are of version {VERSION + 2}, but this Onefold only knows version {VERSION}. Upgrade Onefold"
     )
 
 
 def test_a_newer_version_that_says_so_is_still_usable(dynamodb_url: str, client: Any) -> None:
     apply_schema(dynamodb_url)
-    version(client, table_of(dynamodb_url), 2, 1)
+    version(client, table_of(dynamodb_url), VERSION + 1, VERSION)
     mine = entry()
 
     with closing(open_store(dynamodb_url)) as store:
@@ -212,9 +213,9 @@ def test_a_table_of_something_else_is_refused(dynamodb_url: str, client: Any, na
         BillingMode="PAY_PER_REQUEST",
     )
 
-    with Guard(dynamodb_url) as guard, pytest.raises(StoreUnavailable, match="this is a table of something else"):
+    with Guard(dynamodb_url) as guard, pytest.raises(StoreUnavailable, match="this table belongs to something else"):
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
-    with pytest.raises(StoreUnavailable, match="this is a table of something else"):
+    with pytest.raises(StoreUnavailable, match="this table belongs to something else"):
         apply_schema(dynamodb_url)
     assert lives(client, table_of(dynamodb_url))["TimeToLiveStatus"] == "DISABLED"
 

@@ -269,7 +269,7 @@ def test_a_guard_replays_a_result_that_did_not_fit_as_omitted(store: DynamoDBSto
         first = guard.run("report", "r1", lambda: "x" * ITEM_MAX)
         second = guard.run("report", "r1", lambda: "never")
 
-    assert (len(first.value), first.remembered) == (ITEM_MAX, True)
+    assert (len(first.value), first.recorded) == (ITEM_MAX, True)
     assert (second.replayed, second.omitted) == (True, True)
     assert "ITEM_MAX" in second.remark
 

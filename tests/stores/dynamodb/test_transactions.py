@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from onefold import AsyncGuard, Guard, InProgress, KeyReused, OnHold, Outcome, Policy, UsageError
+from onefold import AsyncGuard, Guard, Held, InProgress, KeyReused, Outcome, Policy, UsageError
 from onefold._model import Address, State
 from onefold.stores.dynamodb import ITEM_MAX, AsyncDynamoDBStore, DynamoDBStore
+from onefold.stores.dynamodb.transactions import TransactItem, transact_item, transact_item_async
 from onefold.testing import Clock
-from onefold.transactions.dynamodb import TransactItem, transact_item, transact_item_async
 from services.proxy import Proxy
-from tests.stores.dynamodb.tools import answered, counted, entry, place_of, plain_client, table_of
+from tests.stores.dynamodb.tools import answered, client_options, counted, entry, plain_client, table_of
 
 
 @pytest.fixture
@@ -128,19 +128,19 @@ def test_of_many_deliveries_at_once_one_does_the_work(guard: Guard, client: Any,
 
 
 def test_a_guard_replays_what_a_transaction_recorded(guard: Guard, client: Any, wallet: str) -> None:
-    send(client, transact_item(guard, "pay", "m1", value=[1, "two"], fingerprint={"amount": 40}), paid(wallet))
+    send(client, transact_item(guard, "pay", "m1", value=[1, "two"], payload={"amount": 40}), paid(wallet))
 
-    outcome = guard.run("pay", "m1", lambda: pytest.fail("it ran"), fingerprint={"amount": 40})
+    outcome = guard.run("pay", "m1", lambda: pytest.fail("it ran"), payload={"amount": 40})
     assert (outcome.value, outcome.replayed) == ([1, "two"], True)
     with pytest.raises(KeyReused):
-        guard.run("pay", "m1", lambda: pytest.fail("it ran"), fingerprint={"amount": 41})
+        guard.run("pay", "m1", lambda: pytest.fail("it ran"), payload={"amount": 41})
 
 
 def test_the_same_key_with_another_payload_is_refused(guard: Guard, client: Any, wallet: str) -> None:
-    send(client, transact_item(guard, "pay", "m1", fingerprint={"amount": 40}), paid(wallet))
+    send(client, transact_item(guard, "pay", "m1", payload={"amount": 40}), paid(wallet))
 
     with pytest.raises(KeyReused):
-        send(client, transact_item(guard, "pay", "m1", fingerprint={"amount": 41}), paid(wallet))
+        send(client, transact_item(guard, "pay", "m1", payload={"amount": 41}), paid(wallet))
 
     assert balance(client, wallet) == 60
 
@@ -202,7 +202,7 @@ def test_a_record_of_the_claim_mode_is_not_written_over(guard: Guard, client: An
 
     with pytest.raises(InProgress):
         send(client, transact_item(guard, "pay", "running"), paid(wallet))
-    with pytest.raises(OnHold):
+    with pytest.raises(Held):
         send(client, transact_item(guard, "pay", "held"), paid(wallet))
     with pytest.raises(UsageError, match=r"its record is open, as guard\.run leaves it"):
         send(client, transact_item(guard, "pay", "open"), paid(wallet))
@@ -251,14 +251,14 @@ def test_a_value_that_does_not_fit_is_left_out_and_said_so(guard: Guard, client:
     outcome = send(client, transact_item(guard, "pay", "m1"))
 
     assert outcome is not None
-    assert (outcome.value, outcome.omitted) == (None, True)
+    assert (outcome.value_or(None), outcome.omitted) == (None, True)
 
 
 def test_the_client_of_a_resource_takes_it_in_pythons_own_types(guard: Guard, dynamodb_url: str) -> None:
     import boto3
 
-    place: Any = place_of(dynamodb_url)
-    resource: Any = boto3.resource("dynamodb", **place)
+    options: Any = client_options(dynamodb_url)
+    resource: Any = boto3.resource("dynamodb", **options)
     client = resource.meta.client
     delivery = transact_item(guard, "pay", "m1", value=b"\0\xff")
 
@@ -276,8 +276,8 @@ def test_an_async_guard_has_the_same(dynamodb_url: str) -> None:
     from aiobotocore.session import AioSession
 
     async def deliver_twice() -> Outcome[Any] | None:
-        place: Any = place_of(dynamodb_url)
-        async with AioSession().create_client("dynamodb", **place) as client:
+        options: Any = client_options(dynamodb_url)
+        async with AioSession().create_client("dynamodb", **options) as client:
             store = AsyncDynamoDBStore(table_of(dynamodb_url), client=client)
             async with AsyncGuard(store) as guard:
                 first = await transact_item_async(guard, "pay", "m1", value="paid")

@@ -36,16 +36,16 @@ def table_of(url: str) -> str:
     return urlsplit(url).netloc
 
 
-def place_of(url: str) -> dict[str, str]:
-    """Where the server is, in the words of a client."""
+def client_options(url: str) -> dict[str, str]:
+    """Where the server is, as options of a client."""
     options = parse_qs(urlsplit(url).query)
     return {"endpoint_url": options["endpoint_url"][0], "region_name": options["region"][0]}
 
 
 def store_of(url: str, **options: Any) -> DynamoDBStore:
     """The store of a URL, with what a URL cannot say."""
-    place = place_of(url)
-    return DynamoDBStore(table_of(url), endpoint_url=place["endpoint_url"], region=place["region_name"], **options)
+    known = client_options(url)
+    return DynamoDBStore(table_of(url), endpoint_url=known["endpoint_url"], region=known["region_name"], **options)
 
 
 def size_of(item: dict[str, Any]) -> int:
@@ -71,8 +71,8 @@ def plain_client(url: str, *, attempts: int = 3) -> Iterator[Any]:
 
     # Patient: what is sent again because a busy machine takes its time would be counted.
     config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, read_timeout=60, connect_timeout=60)
-    place: Any = place_of(url)
-    client = Session().create_client("dynamodb", config=config, **place)
+    options: Any = client_options(url)
+    client = Session().create_client("dynamodb", config=config, **options)
     yield client
     client.close()
 

@@ -1,4 +1,4 @@
-"""`Column` on MariaDB, over PyMySQL and asyncmy: the caller's own row is the record."""
+"""`RecordColumn` on MariaDB, over PyMySQL and asyncmy: the caller's own row is the record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from onefold import Column, UsageError
+from onefold import RecordColumn, UsageError
 from services.proxy import Proxy
 from tests.stores.mysql.wallet import DAILY_TYPES, Call, Ledger, Worker, Working
 from tests.support import Handler
 from tests.wallet import never_opened
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 COMMIT = Call("commit")
 
 
@@ -48,7 +48,7 @@ def test_the_row_is_the_record_and_a_duplicate_does_not_run(worker: Worker, conn
     worker.on(connection, COMMIT)
 
     assert (first.value, first.replayed, first.omitted) == ("paid", False, False)
-    assert (second.value, second.replayed, second.omitted) == (None, True, True)
+    assert (second.value_or(None), second.replayed, second.omitted) == (None, True, True)
     assert ledger.rows("SELECT idempotency_key FROM payments") == [("pay_1",)]
     assert ledger.rows("SELECT operation, `key` FROM onefold_records") == [
         (b"record=payments.idempotency_key", b"pay_1")
@@ -71,15 +71,15 @@ def test_a_handler_that_forgets_to_write_the_row_is_told(worker: Worker, connect
 NOT_THERE = pytest.mark.parametrize(
     ("record", "said"),
     [
-        (Column("payments", "nothing"), "payments has no column nothing"),
-        (Column("nowhere", "idempotency_key"), "there is no table nowhere"),
+        (RecordColumn("payments", "nothing"), "payments has no column nothing"),
+        (RecordColumn("nowhere", "idempotency_key"), "there is no table nowhere"),
     ],
 )
 
 
 @NOT_THERE
 def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(
-    worker: Worker, connection: Any, record: Column, said: str
+    worker: Worker, connection: Any, record: RecordColumn, said: str
 ) -> None:
     handler = Handler()
 
@@ -92,13 +92,13 @@ def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(
 @pytest.mark.parametrize(
     "record",
     [
-        Column("payments", "amount"),
-        Column("payments", "idempotency_key", scope="tenant"),
-        Column("drafts", "number"),
+        RecordColumn("payments", "amount"),
+        RecordColumn("payments", "idempotency_key", scope="tenant"),
+        RecordColumn("drafts", "number"),
     ],
 )
 def test_a_column_without_a_unique_index_on_all_of_it_is_refused(
-    worker: Worker, connection: Any, ledger: Ledger, record: Column
+    worker: Worker, connection: Any, ledger: Ledger, record: RecordColumn
 ) -> None:
     ledger.execute("CREATE TABLE drafts (number VARCHAR(20), part VARCHAR(20), UNIQUE (number, part))")
     handler = Handler()
@@ -119,7 +119,7 @@ def test_a_key_that_the_collation_takes_for_another_is_refused_and_does_not_run(
     handler = Handler()
 
     with pytest.raises(
-        UsageError, match=r"\(varchar\(50\) COLLATE utf8mb4_general_ci\) takes this key for another one"
+        UsageError, match=r"\(varchar\(50\) COLLATE utf8mb4_general_ci\) treats this key as equal to another one"
     ):
         worker.within(connection, other, handler, PAYMENT)
     worker.on(connection, COMMIT)
@@ -153,7 +153,7 @@ def test_every_column_that_the_database_keeps_unique_will_do(
     def write() -> Working:
         yield f"INSERT INTO `order` VALUES ({value})"
 
-    outcomes = [worker.within(connection, key, write, Column("order", "group")) for _ in range(2)]
+    outcomes = [worker.within(connection, key, write, RecordColumn("order", "group")) for _ in range(2)]
 
     assert [one.replayed for one in outcomes] == [False, True]
 
@@ -162,7 +162,7 @@ def test_with_a_column_for_the_scope_two_tenants_may_use_the_same_key(
     worker: Worker, connection: Any, ledger: Ledger
 ) -> None:
     ledger.execute("CREATE TABLE orders (number VARCHAR(20), tenant VARCHAR(20), UNIQUE (tenant, number))")
-    record = Column("orders", "number", scope="tenant")
+    record = RecordColumn("orders", "number", scope="tenant")
 
     def order(tenant: str) -> Working:
         yield f"INSERT INTO orders VALUES ('7', '{tenant}')"

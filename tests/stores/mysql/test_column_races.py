@@ -1,4 +1,4 @@
-"""`Column` on MariaDB, interleaved step by step: whoever waits for another delivery is answered from its row.
+"""`RecordColumn` on MariaDB, interleaved step by step: whoever waits for another delivery is answered from its row.
 
 Each time the credits are counted by somebody who knows nothing of Onefold.
 """
@@ -13,13 +13,13 @@ from typing import Any
 import pymysql
 import pytest
 
-from onefold import Column, Guard, InProgress, UsageError
+from onefold import Guard, InProgress, RecordColumn, UsageError
 from tests.stores.mysql.wallet import parameters
 from tests.stores.sqlalchemy.wallet import Ledger, somebody_waits
 from tests.support import PATIENCE
 from tests.wallet import never_opened
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 LEVELS = ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
@@ -65,7 +65,7 @@ def ledger(mysql_url: str) -> Iterator[Ledger]:
         closing(Ledger("mariadb", mysql_url)) as ledger,
         closing(pymysql.connect(**parameters(mysql_url))) as connection,
     ):
-        # The tables of Onefold are there before, as everywhere but at the very first delivery.
+        # Onefold's tables exist before, as everywhere but at the very first delivery.
         deliver_row(connection, "earlier")
         connection.rollback()
         yield ledger
@@ -232,7 +232,7 @@ def test_two_operations_with_one_column_wait_for_each_other(ledger: Ledger, conn
     deliver(one, "IGNORE")
 
     def refund() -> bool:
-        record = Column("PAYMENTS".lower(), "Idempotency_Key")
+        record = RecordColumn("PAYMENTS".lower(), "Idempotency_Key")
         run = Guard(never_opened).within(other, record=record).run
         return run("refund", "k1", lambda: other.query(WRITES["IGNORE"] % "'k1'")).replayed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from onefold.stores.sql.connection import ErrorClass
 from services.house import House
 from services.servers import Server
 from tests.stores.mysql.wallet import DAILY_TYPES, Blocking, Ledger, Worker, connected
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Handler, eventually
 
 PASSWORD = "hunter2"
@@ -59,9 +61,9 @@ def refused(worker_type: type[Worker], url: str, *, says: str) -> None:
 
 def changed(url: str, *, user: str | None = None, path: str | None = None) -> str:
     parts = urlsplit(url)
-    place = f"{parts.hostname}:{parts.port}"
+    host = f"{parts.hostname}:{parts.port}"
     return parts._replace(
-        netloc=f"{user or parts.username}:{PASSWORD if user else parts.password}@{place}", path=path or parts.path
+        netloc=f"{user or parts.username}:{PASSWORD if user else parts.password}@{host}", path=path or parts.path
     ).geturl()
 
 
@@ -92,7 +94,7 @@ def test_a_server_that_is_absent_is_not_reached(worker_type: type[Worker]) -> No
         refused(
             worker_type,
             f"mysql://app:{PASSWORD}@127.0.0.1:{port}/shop",
-            says="the server is not reached: Can't connect",
+            says="the server cannot be reached: Can't connect",
         )
 
 
@@ -109,7 +111,7 @@ def test_a_host_that_does_not_exist_is_not_reached(worker_type: type[Worker], mo
 def test_what_does_not_speak_mysql_is_not_waited_for(worker_type: type[Worker]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"mysql://app:{PASSWORD}@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=0.3s"
-        refused(worker_type, url, says="the server is not reached")
+        refused(worker_type, url, says="the server cannot be reached")
 
 
 def test_a_missing_database_is_named_as_such(worker_type: type[Worker], ledger: Ledger) -> None:
@@ -127,7 +129,9 @@ def test_a_user_who_may_only_read_and_write_needs_the_tables_to_be_there(
 ) -> None:
     grant(ledger, "SELECT, INSERT, UPDATE, DELETE")
     refused(
-        worker_type, limited, says="CREATE, or make them as another user with the command `onefold schema URL --apply`"
+        worker_type,
+        limited,
+        says="CREATE, or create them as another user with the command `onefold schema --store URL --apply`",
     )
     with closing(Blocking(ledger.url)) as other:
         other.run("earlier", Handler())
@@ -153,10 +157,10 @@ def test_a_server_without_a_connection_left_says_so(worker_type: type[Worker], l
 def test_tables_of_another_version_are_refused(worker_type: type[Worker], ledger: Ledger) -> None:
     with closing(Blocking(ledger.url)) as other:
         other.run("earlier", Handler())
-    ledger.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
+    ledger.execute(TOO_NEW)
     worker, handler = worker_type(ledger.url), Handler()
 
-    with pytest.raises(StoreUnavailable, match=r"version 9, and this Onefold knows version 2\. Nothing ran"):
+    with pytest.raises(StoreUnavailable, match=rf"{REFUSED}\. Nothing ran"):
         worker.run("pay_1", handler)
     worker.close()
 
@@ -223,7 +227,7 @@ def test_a_result_that_is_larger_than_a_packet_is_told_in_words(
     worker_type: type[Worker], own: Server, set_global: Any
 ) -> None:
     set_global("max_allowed_packet", 2_097_152)
-    worker = worker_type(changed(own.url, user="app", path="/shop"), Policy(result_bytes_max=3_000_000))
+    worker = worker_type(changed(own.url, user="app", path="/shop"), Policy(max_result_bytes=3_000_000))
     large = f"{worker_type.__name__} large"
 
     with pytest.raises(StoreUnavailable, match="larger than the server's max_allowed_packet"):
@@ -334,11 +338,11 @@ def test_both_names_are_one_store(mysql_url: str, scheme: str) -> None:
 
 
 def test_a_url_may_hold_what_needs_quoting() -> None:
-    place = settings_of("mysql://us%40er:p%2Fw%3A%E2%9C%93@[::1]:3307/my%20shop?unix_socket=/run/my.sock", "pymysql")
+    settings = settings_of("mysql://us%40er:p%2Fw%3A%E2%9C%93@[::1]:3307/my%20shop?unix_socket=/run/my.sock", "pymysql")
 
-    assert (place.user, place.password, place.host, place.port) == ("us@er", "p/w:✓", "::1", 3307)
-    assert (place.database, place.unix_socket) == ("my shop", "/run/my.sock")
-    assert "✓" not in repr(place)
+    assert (settings.user, settings.password, settings.host, settings.port) == ("us@er", "p/w:✓", "::1", 3307)
+    assert (settings.database, settings.unix_socket) == ("my shop", "/run/my.sock")
+    assert "✓" not in repr(settings)
 
 
 def test_a_password_of_any_letters_logs_in(worker_type: type[Worker], ledger: Ledger) -> None:
@@ -358,3 +362,19 @@ def test_a_missing_package_says_how_to_get_it(guard: Any, package: str, monkeypa
 
     with pytest.raises(UsageError, match=r"pip install 'onefold\[mysql\]'"):
         _ = guard("mysql://app@host/shop").store
+
+
+AS_MYSQLDB = """
+import pymysql
+pymysql.install_as_MySQLdb()
+import MySQLdb.err
+from onefold.stores.mysql.pymysql.connection import OwnConnection
+assert issubclass(pymysql.err.MySQLError, Exception) and pymysql.err.MySQLError is not pymysql.MySQLError
+assert issubclass(pymysql.IntegrityError, OwnConnection._driver_error)
+assert issubclass(OwnConnection._operational_error, pymysql.MySQLError)
+"""
+
+
+def test_where_pymysql_is_installed_as_mysqldb_its_errors_are_known_all_the_same() -> None:
+    """Importing `MySQLdb.err` replaces the attribute `pymysql.err` by a second copy, whose classes nobody raises."""
+    subprocess.run([sys.executable, "-c", AS_MYSQLDB], check=True)

@@ -270,7 +270,7 @@ def test_a_killed_server_is_one_clear_line_and_after_its_restart_nothing_is_lost
 
     own_mariadb.kill()
     for deliver in (worker.run, worker.transactional):
-        with pytest.raises(StoreUnavailable, match="the server is not reached"):
+        with pytest.raises(StoreUnavailable, match="the server cannot be reached"):
             deliver("m2", handler)
     own_mariadb.restart()
 
@@ -319,7 +319,7 @@ def test_a_frozen_server_is_not_waited_for_without_end(worker_type: type[Worker]
     try:
         with pytest.raises(StoreUnavailable):
             worker.run("pay_2", Handler())
-        with pytest.raises(StoreUnavailable, match="the server is not reached"):
+        with pytest.raises(StoreUnavailable, match="the server cannot be reached"):
             worker.transactional("m1", Handler())
         took = time.monotonic() - began
     finally:

@@ -12,9 +12,8 @@ import pytest
 
 from onefold import Outcome
 from onefold.stores import mysql
-from onefold.stores.mysql.asyncmy import joined as asyncmy
+from onefold.stores.mysql import joined as mysql_joined
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
-from onefold.stores.mysql.pymysql import joined as pymysql
 from tests.stores.mysql.wallet import (
     DAILY_TYPES,
     Blocking,
@@ -43,7 +42,7 @@ def ledger(mysql_url: str) -> Ledger:
 @pytest.fixture(params=[MARIADB, MYSQL], ids=["with RETURNING", "without RETURNING"])
 def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mysql:
     found: Mysql = request.param
-    for module in (mysql, pymysql, asyncmy):
+    for module in (mysql, mysql_joined):
         monkeypatch.setattr(module, "dialect_of", lambda _version: found)
     return found
 

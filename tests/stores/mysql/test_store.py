@@ -22,6 +22,7 @@ from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from onefold.stores.mysql.pymysql.connection import PymysqlConnection
 from onefold.stores.mysql.statements.literals import filled
 from onefold.stores.sql.dialect import SqlRequest
+from onefold.stores.sql.records import VERSION
 from onefold.testing import AsyncStoreContract, StoreContract
 from services.proxy import Proxy
 from tests.stores.mysql.wallet import DAILY_TYPES, Ledger, Worker, connected
@@ -49,7 +50,7 @@ class TestContract(StoreContract):
     """From threads, and from processes."""
 
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> None:
+    def set_up(self, mysql_url: str) -> None:
         self.url = mysql_url
 
     def process_source(self) -> Any:
@@ -64,7 +65,7 @@ class TestAsyncContract(AsyncStoreContract):
     """From tasks, and from processes."""
 
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> None:
+    def set_up(self, mysql_url: str) -> None:
         self.url = mysql_url
 
     def process_source(self) -> Any:
@@ -79,7 +80,7 @@ class TestContractWithoutReturning(StoreContract):
     """MySQL's way, as far as MariaDB can show it."""
 
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> None:
+    def set_up(self, mysql_url: str) -> None:
         self.url = mysql_url
 
     def process_source(self) -> Any:
@@ -94,7 +95,7 @@ class TestAsyncContractWithoutReturning(AsyncStoreContract):
     """MySQL's way, async."""
 
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> None:
+    def set_up(self, mysql_url: str) -> None:
         self.url = mysql_url
 
     def process_source(self) -> Any:
@@ -133,7 +134,7 @@ def test_a_new_key_is_two_round_trips_and_a_duplicate_is_one(
         worker.close()
 
     assert new.trips == 2
-    assert duplicate.trips == (1 if dialect.answers else 2)
+    assert duplicate.trips == (1 if dialect.insert_returns else 2)
 
 
 @pytest.mark.parametrize("worker_type", DAILY_TYPES)
@@ -159,7 +160,7 @@ def test_a_batch_of_500_asks_once_and_ends_with_one_message(
     assert [isinstance(one, ValueError) for one in outcomes] == [message.endswith("7") for message in messages]
     assert sum(1 for one in again if getattr(one, "replayed", False)) == 450
     # A claim in which everything is known costs MySQL a read, too.
-    claims = 1 if dialect.answers else 2
+    claims = 1 if dialect.insert_returns else 2
     assert (first.trips, second.trips) == (claims + 1, claims + 1)
 
 
@@ -221,7 +222,7 @@ def test_many_that_start_together_make_one_schema(ledger: Ledger) -> None:
         won = [one.result(PATIENCE) for one in [threads.submit(claim) for _ in range(8)]]
 
     assert sorted(won) == [False] * 7 + [True]
-    assert ledger.rows("SELECT version, usable_from FROM onefold_schema") == [(2, 1)]
+    assert ledger.rows("SELECT version, usable_from FROM onefold_schema") == [(VERSION, 1)]
 
 
 def test_the_previous_version_migrates_forward_and_both_work_on_it(ledger: Ledger) -> None:
@@ -235,7 +236,7 @@ def test_the_previous_version_migrates_forward_and_both_work_on_it(ledger: Ledge
         assert store.claim(entry("by the new one")) is None
         assert careful.claim(entry("by the old one")) is None
 
-    assert ledger.rows("SELECT version FROM onefold_schema") == [(2,)]
+    assert ledger.rows("SELECT version FROM onefold_schema") == [(VERSION,)]
     assert len(ledger.records) == 3
 
 
@@ -247,14 +248,14 @@ def test_a_schema_that_was_left_half_made_is_completed(ledger: Ledger) -> None:
 
         with closing(MysqlStore(ledger.url)) as store:
             assert store.claim(entry()) is None
-        assert ledger.rows("SELECT version FROM onefold_schema") == [(2,)]
+        assert ledger.rows("SELECT version FROM onefold_schema") == [(VERSION,)]
 
 
 @pytest.mark.parametrize("worker_type", DAILY_TYPES)
 def test_without_auto_schema_missing_tables_are_not_made(ledger: Ledger, worker_type: type[Worker]) -> None:
     worker, handler = worker_type(f"{ledger.url}?auto_schema=no"), Handler()
 
-    with pytest.raises(StoreUnavailable, match="`onefold schema URL --apply`"):
+    with pytest.raises(StoreUnavailable, match="`onefold schema --store URL --apply`"):
         worker.run("pay_1", handler)
     worker.close()
 
@@ -267,7 +268,7 @@ def test_the_schema_command_describes_and_applies(ledger: Ledger) -> None:
     said = [apply_schema(ledger.url), apply_schema(ledger.url)]
 
     assert "CREATE TABLE IF NOT EXISTS onefold_records" in described
-    assert ["made the tables" in said[0][0], "are there, in version 2" in said[1][0]] == [True, True]
+    assert ["created Onefold's tables" in said[0][0], f"exist, in version {VERSION}" in said[1][0]] == [True, True]
     made = ledger.rows("SHOW CREATE TABLE onefold_records")
     ledger.execute("DROP TABLE onefold_records, onefold_schema")
     for statement in described.split(";\n")[:-1]:

@@ -108,7 +108,7 @@ def test_a_server_that_cannot_prove_who_it_is_is_refused(
 ) -> None:
     worker, handler = worker_type(url + options.format(folder=certificates)), Handler()
 
-    with pytest.raises(StoreUnavailable, match="no encrypted connection came about"):
+    with pytest.raises(StoreUnavailable, match="no encrypted connection could be made"):
         worker.run("pay_1", handler)
     worker.close()
 
@@ -119,7 +119,7 @@ def test_a_server_that_cannot_prove_who_it_is_is_refused(
 def test_a_server_without_tls_is_refused_where_tls_is_required(worker_type: type[Worker], mysql_url: str) -> None:
     worker, handler = worker_type(f"{mysql_url}?ssl_mode=required"), Handler()
 
-    with pytest.raises(StoreUnavailable, match="no encrypted connection came about"):
+    with pytest.raises(StoreUnavailable, match="no encrypted connection could be made"):
         worker.run("pay_1", handler)
     worker.close()
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from onefold import Policy, RememberedFailure, StoreUnavailable, UsageError
+from onefold import Guard, Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold.stores import mysql
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
 from services.proxy import Proxy
 from tests.stores.mysql.wallet import DAILY_TYPES, Awaiting, Blocking, Call, Ledger, Worker, Working, add, one_by_one
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Died, Handler
 
 
@@ -83,7 +84,7 @@ class Declined(Exception):
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
     worker_type: type[Worker], ledger: Ledger
 ) -> None:
-    worker = worker_type(ledger.url, Policy(remember=(Declined,)))
+    worker = worker_type(ledger.url, Policy(final_errors=(Declined,)))
 
     def decline(tx: Any) -> Working:
         yield from add(tx)
@@ -213,6 +214,27 @@ def test_a_handler_that_ends_the_transaction_and_raises_is_told_besides_its_own_
     assert "m3" not in ledger.records
 
 
+def test_an_error_of_a_nested_delivery_is_no_end_of_the_transaction(ledger: Ledger) -> None:
+    sent: list[int] = []
+    with Guard(ledger.url) as guard:
+
+        @guard.transactional("inner", key="key")
+        def inner(key: str, *, tx: Any) -> None:
+            raise ValueError("mine")
+
+        @guard.transactional("outer", key="key")
+        def outer(key: str, *, tx: Any) -> None:
+            sent.append(tx.thread_id())
+            inner(key)  # type: ignore[call-arg]
+
+        for number in range(2):
+            with pytest.raises(ValueError, match="mine") as raised:
+                outer(f"m{number}")  # type: ignore[call-arg]
+            assert not hasattr(raised.value, "__notes__")
+
+    assert sent[0] == sent[1], "the connection was thrown away"
+
+
 # What it costs.
 
 
@@ -260,10 +282,10 @@ def test_a_delivery_costs_one_message_and_a_result_one_more_and_the_commit(
 
 def test_tables_of_a_newer_version_let_nothing_run(worker: Worker, ledger: Ledger) -> None:
     worker.transactional("earlier", Handler())
-    ledger.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
+    ledger.execute(TOO_NEW)
     later, handler = type(worker)(ledger.url), Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2"):
+    with pytest.raises(StoreUnavailable, match=REFUSED):
         later.transactional("m1", handler)
     later.close()
 

@@ -13,11 +13,10 @@ from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, St
 from onefold._delivery import fresh as fresh_flow
 from onefold._delivery.fresh import sort_out
 from onefold.stores.mysql import joined as mysql_joined
-from onefold.stores.mysql.asyncmy import joined as asyncmy
 from onefold.stores.mysql.dialect import MARIADB, MYSQL, Mysql
-from onefold.stores.mysql.pymysql import joined as pymysql
 from services.proxy import Proxy
 from tests.stores.mysql.wallet import WORKER_TYPES, Blocking, Call, Ledger, Worker, Working, add, connected, deadlocking
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Died, Handler
 from tests.wallet import never_opened
 
@@ -33,8 +32,7 @@ def ledger(mysql_url: str) -> Ledger:
 @pytest.fixture(params=[MARIADB, MYSQL], ids=["with RETURNING", "without RETURNING"])
 def dialect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mysql:
     found: Mysql = request.param
-    for module in (pymysql, asyncmy):
-        monkeypatch.setattr(module, "dialect_of", lambda _version: found)
+    monkeypatch.setattr(mysql_joined, "dialect_of", lambda _version: found)
     return found
 
 
@@ -195,7 +193,7 @@ def test_a_handler_that_goes_on_after_a_deadlock_is_told(
                 yield from deadlocking(other)
             return value
 
-        with pytest.raises(UsageError, match="let the database's errors out: a deadlock ends a transaction"):
+        with pytest.raises(UsageError, match="let the database's errors propagate: a deadlock ends a transaction"):
             worker.within(connection, "m1", handler)
     worker.on(connection, COMMIT)
 
@@ -278,12 +276,12 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
 ) -> None:
     worker.within(connection, "known", Handler("receipt"))
     worker.on(connection, COMMIT)
-    ledger.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
+    ledger.execute(TOO_NEW)
     # Another process, which has not looked yet.
     mysql_joined.looked.clear()
     handler = Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2") as raised:
+    with pytest.raises(StoreUnavailable, match=REFUSED) as raised:
         worker.within(connection, key, handler)
 
     assert "\n" not in str(raised.value)
@@ -370,7 +368,7 @@ def test_a_batch_of_500_asks_once(worker: Worker, ledger: Ledger, dialect: Mysql
             fresh = worker.fresh(connection, keys[::-1] + keys[:3])
 
     assert (sorted(fresh.new), sorted(fresh.seen)) == (keys[250:], sorted(keys[:250] + keys[:3]))
-    assert count.trips == (1 if dialect.answers else 2)
+    assert count.trips == (1 if dialect.insert_returns else 2)
 
 
 # Whatever the caller's session is like.
@@ -467,8 +465,8 @@ def test_a_batch_after_a_read_finds_what_is_newer_than_the_snapshot(
 def test_a_policy_that_remembers_failures_is_refused(worker: Worker, connection: Any) -> None:
     handler = Handler()
 
-    with pytest.raises(UsageError, match="the rollback takes it back"):
-        worker.within(connection, "m1", handler, policy=Policy(remember=(ValueError,)))
+    with pytest.raises(UsageError, match="the rollback removes it"):
+        worker.within(connection, "m1", handler, policy=Policy(final_errors=(ValueError,)))
 
     assert handler.starts == 0
 
@@ -477,9 +475,9 @@ def test_the_same_key_with_another_payload_is_refused(worker: Worker, connection
     handler = Handler()
 
     for _ in range(2):
-        worker.within(connection, "m1", handler, fingerprint={"amount": 10})
+        worker.within(connection, "m1", handler, payload={"amount": 10})
     with pytest.raises(KeyReused):
-        worker.within(connection, "m1", handler, fingerprint={"amount": 11})
+        worker.within(connection, "m1", handler, payload={"amount": 11})
 
     assert handler.starts == 1
 

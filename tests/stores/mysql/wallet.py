@@ -1,4 +1,4 @@
-"""A wallet in MariaDB, and workers of both colours that move money in it: for the tests of the MySQL store.
+"""A wallet in MariaDB, and sync and async workers that move money in it: for the tests of the MySQL store.
 
 Work is a generator: it yields statements, or calls of the connection, and gets rows. Each worker sends them by its own
 driver, so that a promise is written once for PyMySQL and for asyncmy.
@@ -24,7 +24,7 @@ import pymysql.converters
 import pymysql.cursors
 import pytest
 
-from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
+from onefold import AsyncGuard, Fresh, Guard, Outcome, Policy, RecordColumn
 from onefold.stores.sql.records import TABLE
 from tests.support import eventually
 
@@ -153,10 +153,10 @@ class Blocking:
         def credit(key: str, *, tx: Any) -> Any:
             return done(tx, work(tx))
 
-        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[call-arg]
+        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[no-any-return]
 
     def within(
-        self, connection: Any, key: str, work: HandlerBody, record: Column | None = None, **options: Any
+        self, connection: Any, key: str, work: HandlerBody, record: RecordColumn | None = None, **options: Any
     ) -> Outcome[Any]:
         within = self.guard.within(connection, record=record)
         return within.run("credit", key, lambda: done(connection, work()), **options)
@@ -210,7 +210,7 @@ class Awaiting:
         return self._runner.run(credit.bypass(key) if bypass else credit.outcome(key))  # type: ignore[call-arg]
 
     def within(
-        self, connection: Any, key: str, work: HandlerBody, record: Column | None = None, **options: Any
+        self, connection: Any, key: str, work: HandlerBody, record: RecordColumn | None = None, **options: Any
     ) -> Outcome[Any]:
         async def handler() -> Any:
             return await in_loop(connection, work())
@@ -307,7 +307,7 @@ async def in_loop(connection: Any, work: Any) -> Any:
         step: Any = next(work)
         while True:
             try:
-                rows = await _sent_awaited(connection, step)
+                rows = await _sent_async(connection, step)
             except Exception as error:
                 step = work.throw(error)
             else:
@@ -316,7 +316,7 @@ async def in_loop(connection: Any, work: Any) -> Any:
         return end.value
 
 
-async def _sent_awaited(connection: Any, step: str | Call) -> Any:
+async def _sent_async(connection: Any, step: str | Call) -> Any:
     if isinstance(step, Call):
         return await getattr(connection, step.method)(*step.arguments)
     async with connection.cursor() as cursor:

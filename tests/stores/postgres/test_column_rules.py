@@ -1,4 +1,4 @@
-"""`Column` on PostgreSQL: whose row it is, in which transaction and schema, and whether the key is this one."""
+"""`RecordColumn` on PostgreSQL: whose row it is, in which transaction and schema, and whether the key is this one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from onefold import Column, Guard, InProgress, UsageError
+from onefold import Guard, InProgress, RecordColumn, UsageError
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import Handler
 from tests.wallet import never_opened
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 INSERT = "INSERT INTO payments VALUES ('k1', '', 500)"
 CREDIT = "UPDATE wallet SET balance = balance + 10 WHERE account = 'asha'"
@@ -33,7 +33,11 @@ def connection(ledger: Ledger) -> Iterator[psycopg.Connection[Any]]:
 
 
 def deliver(
-    connection: psycopg.Connection[Any], *statements: str, key: str = "k1", record: Column = PAYMENT, then: Any = None
+    connection: psycopg.Connection[Any],
+    *statements: str,
+    key: str = "k1",
+    record: RecordColumn = PAYMENT,
+    then: Any = None,
 ) -> bool:
     """Whether it was replayed."""
 
@@ -164,7 +168,7 @@ def test_the_index_is_looked_for_each_time_and_in_the_schema_of_the_session(
     def refused(schema: str, key: str) -> bool:
         connection.execute(f"SET LOCAL search_path = {schema}".encode())
         try:
-            return deliver(connection, f"INSERT INTO pays VALUES ('{key}')", key=key, record=Column("pays", "k"))
+            return deliver(connection, f"INSERT INTO pays VALUES ('{key}')", key=key, record=RecordColumn("pays", "k"))
         except UsageError as error:
             return "has no unique index" in str(error)
         finally:
@@ -195,12 +199,12 @@ def test_a_key_that_the_column_takes_for_another_is_refused_and_does_not_run(
 ) -> None:
     type_, key, other = MERGING[kind]
     ledger.execute(f"CREATE TABLE orders (number {type_} UNIQUE)")
-    record, handler = Column("orders", "number"), Handler()
+    record, handler = RecordColumn("orders", "number"), Handler()
 
     assert not deliver(connection, f"INSERT INTO orders VALUES ('{key}')", key=key, record=record)
     connection.commit()
     assert deliver(connection, key=key, record=record)
-    with pytest.raises(UsageError, match=r"orders\.number \(\w+.*\) takes this key for another one"):
+    with pytest.raises(UsageError, match=r"orders\.number \(\w+.*\) treats this key as equal to another one"):
         deliver(connection, key=other, record=record, then=handler)
 
     assert handler.starts == 0

@@ -17,7 +17,7 @@ from tests.stores.postgres.tools import through_asyncpg
 
 class TestPsycopg(StoreContract):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
+    def set_up(self, postgres_url: str) -> None:
         self.url = postgres_url
 
     def process_source(self) -> Any:
@@ -40,25 +40,25 @@ class Async(AsyncStoreContract):
 @pytest.mark.more
 class TestAsyncPsycopg(Async):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
+    def set_up(self, postgres_url: str) -> None:
         self.url = postgres_url
 
 
 class TestAsyncpg(Async):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
+    def set_up(self, postgres_url: str) -> None:
         self.url = through_asyncpg(postgres_url)
 
 
 @pytest.mark.more
 class TestPsycopgBehindPgBouncer(TestPsycopg):
     @pytest.fixture(autouse=True)
-    def place(self, pgbouncer_url: str) -> None:
+    def set_up(self, pgbouncer_url: str) -> None:
         self.url = pgbouncer_url
 
 
 @pytest.mark.more
 class TestAsyncpgBehindPgBouncer(Async):
     @pytest.fixture(autouse=True)
-    def place(self, pgbouncer_url: str) -> None:
+    def set_up(self, pgbouncer_url: str) -> None:
         self.url = through_asyncpg(pgbouncer_url)

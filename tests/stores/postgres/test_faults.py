@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import asyncpg
@@ -92,7 +93,7 @@ def test_the_commit_of_a_remembered_failure_that_is_cut_is_known_too(worker: Wor
     class Declined(Exception):
         """A final answer."""
 
-    careful = type(worker)(proxy.url(), Policy(remember=(Declined,)))
+    careful = type(worker)(proxy.url(), Policy(final_errors=(Declined,)))
     careful.transactional("first", add)
 
     async def decline(hand: Hand) -> None:
@@ -163,7 +164,7 @@ def test_an_operation_whose_reply_gets_lost_is_sent_again_and_answered_as_if_not
 ) -> None:
     ask, expected = OPERATIONS[operation]
 
-    async def is_async() -> Any:
+    async def on_loop() -> Any:
         store = open_async_store(proxy.url().replace("postgresql", scheme))
         assert await store.claim(entry()) is None
         fault = proxy.lose_reply()
@@ -179,7 +180,7 @@ def test_an_operation_whose_reply_gets_lost_is_sent_again_and_answered_as_if_not
         store.close()
         return fault, answer
 
-    fault, answer = blocking() if scheme == "blocking" else asyncio.run(is_async())
+    fault, answer = blocking() if scheme == "blocking" else asyncio.run(on_loop())
 
     assert fault.reached.is_set()
     assert isinstance(answer, expected) if isinstance(expected, type) else answer == expected
@@ -331,7 +332,7 @@ def test_claims_and_results_survive_a_server_that_was_killed(own_postgres: Serve
 
         outcome = guard.run("charge", "running", handler)
 
-        assert (outcome.value, outcome.remembered) == ("through the crash", True)
+        assert (outcome.value, outcome.recorded) == ("through the crash", True)
         assert [guard.run("charge", key, Handler()).value for key in ("done", "running")] == [
             "receipt",
             "through the crash",
@@ -357,7 +358,7 @@ def test_pools_of_the_callers_survive_a_server_that_was_killed(
 ) -> None:
     url = own_postgres.url
 
-    async def is_async() -> None:
+    async def on_loop() -> None:
         async with (
             psycopg_pool.AsyncConnectionPool(url, min_size=3, open=False) as pool,
             asyncpg.create_pool(url, min_size=3) as other,
@@ -374,7 +375,7 @@ def test_pools_of_the_callers_survive_a_server_that_was_killed(
         guard.run("charge", "blocking", Handler())
         killed()
         assert guard.run("charge", "blocking", Handler()).replayed
-    asyncio.run(is_async())
+    asyncio.run(on_loop())
 
 
 def test_an_operation_that_is_interrupted_gives_no_connection_back(url: str) -> None:
@@ -399,3 +400,29 @@ def test_an_operation_that_is_interrupted_gives_no_connection_back(url: str) -> 
         assert asyncio.run(story(source)) == []
         with another(url) as connection:
             connection.execute("DROP TABLE onefold_records, onefold_schema")
+
+
+@pytest.mark.parametrize("executed", [False, True])
+def test_a_connection_that_is_lost_as_a_callers_pool_takes_it_back_hides_nothing(url: str, *, executed: bool) -> None:
+    """The work is committed by then: asyncpg's pool resets each connection with a query of its own."""
+
+    async def story(proxy: Proxy) -> None:
+        async with asyncpg.create_pool(proxy.url(), min_size=1, max_size=1) as pool, AsyncGuard(pool) as guard:
+
+            @guard.transactional("charge", key="key")
+            async def charge(key: str, *, tx: Any) -> str:
+                await tx.execute("SELECT 1")
+                if key == "fails":
+                    raise LookupError
+                return "paid"
+
+            await charge("first")  # type: ignore[call-arg]
+            for key in ("paid", "fails"):
+                fault = (proxy.cut_after if executed else proxy.cut_before)(b"pg_advisory_unlock_all")
+                with pytest.raises(LookupError) if key == "fails" else nullcontext():
+                    assert await charge(key) == "paid"  # type: ignore[call-arg]
+                assert fault.reached.is_set()
+            assert await charge("paid") == "paid"  # type: ignore[call-arg]
+
+    with Proxy(url) as proxy:
+        asyncio.run(story(proxy))

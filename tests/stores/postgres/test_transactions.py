@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from onefold import TX, Guard, InsideItself, KeyReused, Policy, RememberedFailure, StoreUnavailable, UsageError
+from onefold.stores.sql.records import VERSION
 from services.proxy import Proxy
 from tests.stores.postgres.tools import (
     DAILY_DRIVERS,
@@ -24,6 +25,7 @@ from tests.stores.postgres.tools import (
     records,
     rows,
 )
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Died, Elsewhere, Handler
 
 VIOLATIONS = (psycopg.errors.IntegrityError, asyncpg.IntegrityConstraintViolationError)
@@ -113,7 +115,7 @@ class Declined(Exception):
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
     driver: type[Worker], url: str, statement_fails: bool
 ) -> None:
-    worker = driver(url, Policy(remember=(Declined,)))
+    worker = driver(url, Policy(final_errors=(Declined,)))
 
     async def decline(hand: Hand) -> None:
         await add(hand)
@@ -151,7 +153,7 @@ def test_a_handler_that_goes_on_after_a_statement_failed_is_told(worker: Worker,
             await add(hand, -5)
         return value
 
-    with pytest.raises(UsageError, match="a statement of the handler failed, and the handler went on"):
+    with pytest.raises(UsageError, match="a statement of the handler failed, and the handler continued"):
         worker.transactional("m1", swallow)
 
     assert records(url) == []
@@ -252,7 +254,7 @@ def test_a_finished_record_is_forgotten_after_its_keep_time(driver: type[Worker]
 def test_the_tables_are_made_on_first_use(worker: Worker, url: str) -> None:
     worker.transactional("m1", add)
 
-    assert rows(url, "SELECT version, usable_from FROM onefold_schema") == [(2, 1)]
+    assert rows(url, "SELECT version, usable_from FROM onefold_schema") == [(VERSION, 1)]
 
 
 def test_tables_that_were_dropped_let_nothing_run_and_are_made_for_the_next_delivery(worker: Worker, url: str) -> None:
@@ -273,13 +275,13 @@ def test_tables_of_a_newer_version_let_nothing_run(driver: type[Worker], url: st
     worker.transactional("earlier", add)
     worker.close()
     with another(url) as connection:
-        connection.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
+        connection.execute(TOO_NEW)
     later, handler = driver(url), Handler()
 
     async def work(hand: Hand) -> None:
         handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2"):
+    with pytest.raises(StoreUnavailable, match=REFUSED):
         later.transactional("m1", work)
     later.close()
 

@@ -32,6 +32,7 @@ from tests.stores.postgres.tools import (
     rows,
     tables,
 )
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Died, Handler
 
 VIOLATIONS = (psycopg.errors.IntegrityError, asyncpg.IntegrityConstraintViolationError)
@@ -269,7 +270,7 @@ def test_a_handler_that_goes_on_after_a_statement_failed_is_told(worker: Worker,
 
     async def story(worker: Worker) -> None:
         async with worker.connected() as caller:
-            with pytest.raises(UsageError, match="a statement of the handler failed, and the handler went on"):
+            with pytest.raises(UsageError, match="a statement of the handler failed, and the handler continued"):
                 async with caller.transaction():
                     await caller.within("m1", swallow)
 
@@ -391,7 +392,8 @@ def test_where_no_second_connection_can_be_opened_the_command_is_named(worker: W
 
     async def story(worker: Worker) -> None:
         async with worker.connected() as caller:
-            with closed_to_new_connections(url), pytest.raises(StoreUnavailable, match="`onefold schema URL --apply`"):
+            missing = pytest.raises(StoreUnavailable, match="`onefold schema --store URL --apply`")
+            with closed_to_new_connections(url), missing:
                 async with caller.transaction():
                     await caller.within("m1", handling(handler))
 
@@ -423,10 +425,10 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(work
             async with caller.transaction():
                 await caller.within("known", add)
             postgres_joined.looked.clear()
-            await caller.run("UPDATE onefold_schema SET version = 9, usable_from = 9")
+            await caller.run(TOO_NEW)
             if not isinstance(worker, Asyncpg):
                 await caller.run("COMMIT")
-            with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2") as raised:
+            with pytest.raises(StoreUnavailable, match=REFUSED) as raised:
                 async with caller.transaction():
                     await caller.within(key, handling(handler))
             assert "\n" not in str(raised.value)
@@ -502,8 +504,8 @@ def test_a_policy_that_remembers_failures_is_refused(worker: Worker) -> None:
 
     async def story(worker: Worker) -> None:
         async with worker.connected() as caller, caller.transaction():
-            with pytest.raises(UsageError, match="the rollback takes it back"):
-                await caller.within("m1", handling(handler), policy=Policy(remember=(ValueError,)))
+            with pytest.raises(UsageError, match="the rollback removes it"):
+                await caller.within("m1", handling(handler), policy=Policy(final_errors=(ValueError,)))
 
     worker.play(story)
 
@@ -515,10 +517,10 @@ def test_the_same_key_with_another_payload_is_refused(worker: Worker) -> None:
 
     async def story(worker: Worker) -> None:
         async with worker.connected() as caller, caller.transaction():
-            await caller.within("m1", handling(handler), fingerprint={"amount": 10})
-            await caller.within("m1", handling(handler), fingerprint={"amount": 10})
+            await caller.within("m1", handling(handler), payload={"amount": 10})
+            await caller.within("m1", handling(handler), payload={"amount": 10})
             with pytest.raises(KeyReused):
-                await caller.within("m1", handling(handler), fingerprint={"amount": 11})
+                await caller.within("m1", handling(handler), payload={"amount": 11})
 
     worker.play(story)
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.rows import tuple_row
 
-from onefold import AsyncGuard, Column, Guard, Outcome, Policy
+from onefold import AsyncGuard, Guard, Outcome, Policy, RecordColumn
 from tests.support import eventually
 
 T = TypeVar("T")
@@ -90,7 +90,9 @@ class Caller(Hand):
         super().__init__(connection)
         self._worker = worker
 
-    async def within(self, key: str, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    async def within(
+        self, key: str, work: HandlerBody, record: RecordColumn | None = None, **options: Any
+    ) -> Outcome[Any]:
         return await self._worker.within(self, key, work, record, **options)
 
 
@@ -114,7 +116,7 @@ class Worker:
         raise NotImplementedError
 
     async def within(
-        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+        self, caller: Caller, key: str, work: HandlerBody, record: RecordColumn | None, **options: Any
     ) -> Outcome[Any]:
         raise NotImplementedError
 
@@ -139,10 +141,10 @@ class Psycopg(Worker):
         def credit(key: str, *, tx: Any) -> Any:
             return ended(_awaited(work(Hand(tx))))
 
-        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[call-arg]
+        return credit.bypass(key) if bypass else credit.outcome(key)  # type: ignore[no-any-return]
 
     async def within(
-        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+        self, caller: Caller, key: str, work: HandlerBody, record: RecordColumn | None, **options: Any
     ) -> Outcome[Any]:
         def handler() -> Any:
             return ended(_awaited(work(caller)))
@@ -180,7 +182,7 @@ class Awaiting(Worker):
         return await (credit.bypass(key) if bypass else credit.outcome(key))  # type: ignore[call-arg]
 
     async def within(
-        self, caller: Caller, key: str, work: HandlerBody, record: Column | None, **options: Any
+        self, caller: Caller, key: str, work: HandlerBody, record: RecordColumn | None, **options: Any
     ) -> Outcome[Any]:
         async def handler() -> Any:
             return await work(caller)

@@ -20,7 +20,7 @@ class OnServer:
     expires_by_itself = True
 
     @pytest.fixture(autouse=True)
-    def place(self, request: pytest.FixtureRequest) -> None:
+    def set_up(self, request: pytest.FixtureRequest) -> None:
         self.url: str = request.getfixturevalue(f"{self.server}_url")
 
     def process_source(self) -> Any:

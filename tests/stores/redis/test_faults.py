@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from onefold import ClaimLost, Guard, InProgress, OnHold, Policy, StoreUnavailable, UsageError, current
+from onefold import ClaimLost, Guard, Held, InProgress, Policy, StoreUnavailable, UsageError, current
 from onefold._model import Address, Claim, Close, Released, State
 from onefold.stores.redis import RedisStore
 from onefold.stores.redis.errors import CLUSTER_PERMISSIONS, PERMISSIONS, translated
@@ -279,7 +279,7 @@ def test_a_script_that_keeps_the_server_busy_is_told(mode: str, own_redis: Serve
         thread.start()
         wait_until(lambda: _is_busy(client), "the script does not run")
 
-        with pytest.raises(StoreUnavailable, match="a script that somebody else runs there takes too long"):
+        with pytest.raises(StoreUnavailable, match="another client's script takes too long"):
             store.claim(entry("second"))
 
         client.script_kill()
@@ -333,8 +333,8 @@ def test_a_cluster_that_cannot_be_opened_leaves_no_connection_open(mode: str, lo
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (BusyLoadingError("Redis is loading the dataset in memory"), "still reading its data"),
-        (AuthenticationError("Authentication required."), "refuses the login, or wants one"),
+        (BusyLoadingError("Redis is loading the dataset in memory"), "still loading its data"),
+        (AuthenticationError("Authentication required."), "refuses the login, or requires one"),
         (ClusterDownError("The cluster is down"), "the cluster is down"),
         (MaxConnectionsError("Too many connections"), "Raise its max_connections"),
         (RedisClusterException("Redis Cluster cannot be connected."), "it cannot be reached"),
@@ -372,7 +372,7 @@ def test_a_claim_that_would_be_lost_is_refused_where_replicas_have_to_confirm(ow
     with opened("blocking", own_redis_pair.url, wait_replicas=1, wait_timeout="200ms") as store:
         own_redis_pair.promote()
 
-        with pytest.raises(StoreUnavailable, match="a fail-over could lose it"):
+        with pytest.raises(StoreUnavailable, match="a failover could lose it"):
             store.claim(entry())
 
 
@@ -419,7 +419,7 @@ def test_too_few_replicas_are_told_and_nothing_runs(own_redis_pair: Pair) -> Non
         assert patient.run("charge", "before", lambda: 4200).value == 4200
         own_redis_pair.daemons[1].stop()
 
-        with pytest.raises(StoreUnavailable, match=r"0 of 1 replicas have confirmed it within 0\.2s"):
+        with pytest.raises(StoreUnavailable, match=r"only 0 of 1 replicas confirmed it within 0\.2s"):
             hasty.run("charge", "pay_7f3a", lambda: ran.append("pay_7f3a"))
         # What is done is answered, and waits for nobody longer than that.
         assert hasty.run("charge", "before", lambda: 1).replayed
@@ -497,7 +497,7 @@ class Slot:
         port = self.other.get_connection_kwargs()["port"]
         with redis.Redis(node.host, node.port) as asked:
             told: Any = asked.execute_command("CLUSTER", "SLOTS")
-        return any(first <= self.number <= last and place[1] == port for first, last, place, *_ in told)
+        return any(first <= self.number <= last and node[1] == port for first, last, node, *_ in told)
 
     def close(self) -> None:
         for client in (self.client, self.owner, self.other):
@@ -617,7 +617,7 @@ def test_a_zombie_of_another_process_is_told(server: str, request: pytest.Fixtur
         sleeper.signal(signal.SIGSTOP)
         end_lease(guard)
 
-        patient = guard.policy.but(wait=PATIENCE)
+        patient = guard.policy.replace(wait=PATIENCE)
         outcome = guard.run("charge", "pay_1", lambda: f"second, attempt {current().attempt}", policy=patient)
         assert outcome.value == "second, attempt 2"
         sleeper.signal(signal.SIGCONT)
@@ -634,8 +634,8 @@ def test_a_worker_that_was_killed_leaves_a_hold_that_never_expires(redis_url: st
         worker.kill()
         end_lease(guard)
 
-        with pytest.raises(OnHold):
-            guard.run("charge", "pay_1", lambda: "second", policy=policy.but(wait=PATIENCE))
+        with pytest.raises(Held):
+            guard.run("charge", "pay_1", lambda: "second", policy=policy.replace(wait=PATIENCE))
     with asking(redis_url) as client:
         (key,) = client.keys()
         assert client.pttl(key) == -1
@@ -647,8 +647,7 @@ def killed(stage: Stage, url: str) -> None:
 
 
 def test_an_adopted_client_survives_a_lost_reply_too(redis_url: str) -> None:
-    with Proxy(redis_url) as proxy, redis.Redis.from_url(proxy.url()) as client:
-        store = RedisStore(client)
+    with Proxy(redis_url) as proxy, redis.Redis.from_url(proxy.url()) as client, closing(RedisStore(client)) as store:
         one = entry()
         assert store.claim(one) is None
         for ask, answer in ((lambda: store.extend(claim_of(one)), True), (lambda: store.claim(one), None)):

@@ -18,9 +18,10 @@ import redis
 from onefold import AsyncGuard, Guard, StoreUnavailable
 from onefold._model import Address, Close, Ending, Record, Released, State
 from onefold.keys import mint
-from onefold.stores.base import Query
+from onefold.stores.base import Query, Untold
 from onefold.stores.redis import AsyncRedisStore, RedisStore
 from onefold.stores.redis import browse as redis_browse
+from onefold.stores.redis.facts import _evicted
 from onefold.stores.redis.keys import Keys
 from services.proxy import Proxy
 from services.redis import named_client, primaries
@@ -253,7 +254,7 @@ def test_what_others_keep_under_the_prefix_is_left_alone(store: Any, raw: Any) -
 def test_another_programs_hash_in_the_place_of_a_record_is_told(store: Any, raw: Any) -> None:
     raw.hset("onefold:\x00\x06chargekey", "field", "theirs")
 
-    with pytest.raises(StoreUnavailable, match=r"another program has put something .* Choose another prefix"):
+    with pytest.raises(StoreUnavailable, match=r"another program has stored its own data .* Choose another prefix"):
         store.claim(entry())
 
 
@@ -282,7 +283,7 @@ def test_the_server_expires_records_by_itself(store: Any, raw: Any) -> None:
 
 
 @pytest.mark.parametrize("ttl", [1e10, 1e13, 1e300])
-def test_a_stay_of_many_lifetimes_is_kept_or_forever(store: Any, ttl: float) -> None:
+def test_a_ttl_of_many_lifetimes_is_kept_or_forever(store: Any, ttl: float) -> None:
     one = entry(ttl=ttl, lease=ttl, age=1e10)
     assert store.claim(one) is None
 
@@ -292,7 +293,7 @@ def test_a_stay_of_many_lifetimes_is_kept_or_forever(store: Any, ttl: float) -> 
     assert record.age > 1e9
 
 
-def test_a_stay_of_nothing_is_over_at_once(store: Any) -> None:
+def test_a_ttl_of_nothing_is_over_at_once(store: Any) -> None:
     one = entry(ttl=0.0)
     assert store.claim(one) is None
 
@@ -606,6 +607,11 @@ def test_an_interrupt_before_the_reply_leaves_no_reply_behind(redis_url: str, mo
     assert found is not None
     assert found.token == first.token
     store.close()
+
+
+def test_evictions_are_summed_over_the_servers_that_report_them() -> None:
+    assert _evicted([{"evicted_keys": "3"}, {"evicted_keys": "4"}, {}, Untold("forbidden")]) == 7
+    assert isinstance(_evicted([{}, Untold("forbidden")]), Untold)
 
 
 def test_a_repr_shows_the_server_and_no_password(redis_url: str) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from onefold import AsyncGuard, Column, Guard, Outcome
+from onefold import AsyncGuard, Guard, Outcome, RecordColumn
 from onefold.stores.mysql import joined as mysql_joined
 from onefold.stores.postgres import joined as postgres_joined
 from tests.stores.mysql.wallet import parameters
@@ -196,7 +196,7 @@ class Bench:
 
         return await credit_later.outcome(key)  # type: ignore[no-any-return]
 
-    async def within(self, hand: Hand, key: str, work: HandlerBody, record: Column | None = None) -> Outcome[Any]:
+    async def within(self, hand: Hand, key: str, work: HandlerBody, record: RecordColumn | None = None) -> Outcome[Any]:
         joined = self._guard.within(hand.connection, record=record)
         if self.driver.is_async:
             return await joined.run("credit", key, lambda: work(hand))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`Column` under two deliveries at once, on every driver: the effect happens once, whatever statement writes the row.
+"""`RecordColumn` under two deliveries at once, on every driver: the effect happens once, however the row is written.
 
 The handlers write their rows as people do: by a plain INSERT, and by the statements that keep still about a row that is
 there already. A second delivery finds the row of the first, and is replayed; or it is told to come again.
@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from onefold import Column, InProgress
+from onefold import InProgress, RecordColumn
 from onefold.stores.mysql import orm as mysql
 from onefold.stores.postgres import orm as postgres
 from onefold.stores.sql.connection import ErrorClass
@@ -24,7 +24,7 @@ from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
 from tests.wallet import create
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 ROUNDS = 4
 

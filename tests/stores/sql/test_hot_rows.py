@@ -55,9 +55,13 @@ def test_on_hot_rows_of_postgres_every_delivery_is_committed(postgres_url: str, 
 
 @pytest.mark.parametrize(("workers", "messages"), SIZES)
 def test_on_hot_rows_of_mariadb_every_delivery_is_committed(mysql_url: str, workers: int, messages: int) -> None:
-    place = settings_of(mysql_url, "pymysql")
+    settings = settings_of(mysql_url, "pymysql")
     connection = pymysql.connect(
-        host=place.host, port=place.port, user=place.user, password=place.password, database=place.database
+        host=settings.host,
+        port=settings.port,
+        user=settings.user,
+        password=settings.password,
+        database=settings.database,
     )
     with connection, connection.cursor() as cursor:
         cursor.execute(TABLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from onefold import StoreUnavailable
+from onefold import Guard, StoreUnavailable
 from onefold.stores.sql import pool as _sql_pool
 from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import AsyncPool, AsyncReserve, Pool
@@ -118,6 +119,27 @@ def test_wherever_an_interrupt_strikes_the_next_one_has_its_connection() -> None
             raise AssertionError(f"struck at {strike.where} ({at})") from error
 
     assert at > 20
+
+
+def test_an_interrupt_that_keeps_an_operation_from_leaving_does_not_keep_its_slot(postgres_url: str) -> None:
+    """Its traceback holds the waiter; the operation is sent again at once, and would wait for itself."""
+
+    def strike(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code is _slots.Slots.leave.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    gc.disable()
+    try:
+        with Guard(f"{postgres_url}?pool_size=1") as guard:
+            guard.run("charge", "before", lambda: None)
+            sys.setprofile(strike)
+            with pytest.raises(KeyboardInterrupt):
+                guard.run("charge", "struck", lambda: None)
+            assert guard.run("charge", "after", lambda: 1).value == 1
+    finally:
+        sys.setprofile(None)
+        gc.enable()
 
 
 def test_those_who_wait_for_a_connection_get_it_in_the_order_in_which_they_came() -> None:

@@ -13,7 +13,7 @@ from onefold.stores.mysql.dialect import MARIADB, MYSQL
 from onefold.stores.postgres import batch
 from onefold.stores.postgres.dialect import POSTGRES
 from onefold.stores.sql.dialect import Dialect
-from onefold.stores.sql.records import ADDRESS, COLUMNS, PLACE, READ, WRITTEN, put
+from onefold.stores.sql.records import ADDRESS, COLUMNS, PLACEHOLDER, READ, WRITTEN, put
 from onefold.stores.sqlite.dialect import SQLITE
 
 DATABASES = [SQLITE, POSTGRES, MYSQL, MARIADB]
@@ -29,13 +29,14 @@ UPDATES = {
 
 
 def test_every_field_of_a_record_has_its_column() -> None:
-    assert set(READ) == set(Record.__struct_fields__) - {"address"}
+    """In its order: a record is made of a row by position."""
+    assert ("address", *READ) == Record.__struct_fields__
 
 
 def test_every_field_of_an_entry_is_written() -> None:
-    places = {place for value in WRITTEN.values() for place in PLACE.findall(value)}
+    named = {name for value in WRITTEN.values() for name in PLACEHOLDER.findall(value)}
 
-    assert places == set(Entry.__struct_fields__) - {"address"} | {"now", "revision"}
+    assert named == set(Entry.__struct_fields__) - {"address"} | {"now", "revision"}
 
 
 @pytest.mark.parametrize("sql", DATABASES, ids=lambda sql: sql.name)
@@ -55,12 +56,13 @@ def test_what_postgres_looks_up_records_by_is_never_left_behind(name: str) -> No
     assert ("held" in assigned) is ("state" in assigned)
 
 
-# What the short INSERT writes by itself, and what says nothing of a record that is done.
-USUAL = {"address", "fingerprint", "lease", "ttl", "token"}
+# What the short INSERT writes by itself.
+USUAL = {"address", "fingerprint", "ttl", "token"}
 
 OTHER: dict[str, Any] = {
     "state": State.HELD,
     "attempt": 2,
+    "lease": 1.0,
     "age": 1.0,
     "bypasses": 1,
     "notes": b"",
@@ -80,5 +82,5 @@ def test_what_the_short_insert_of_postgres_does_not_write_goes_by_the_long_one(f
 
 def test_a_statement_without_the_place_that_is_to_be_put_is_refused() -> None:
     assert put("a = :key AND b = :now", lambda name: f"<{name}>") == "a = <key> AND b = <now>"
-    with pytest.raises(ValueError, match="no place"):
+    with pytest.raises(ValueError, match="no placeholder"):
         put("SELECT 1::text", str)

@@ -137,15 +137,15 @@ def ending(way: Way, result: str | None) -> Way:
 def test_in_transactional_a_handler_that_ends_the_transaction_is_told(tried: Bench) -> None:
     untold = {}
     for number, (name, way) in enumerate(ways(tried.driver).items()):
-        for words, result in RESULTS.items():
+        for case, result in RESULTS.items():
             try:
-                tried.play(tried.transactional(f"{number} {words}", ending(way, result)))
+                tried.play(tried.transactional(f"{number} {case}", ending(way, result)))
             except UsageError:
                 continue
             except Exception as error:
-                untold[name, words] = repr(error)
+                untold[name, case] = repr(error)
             else:
-                untold[name, words] = "nothing"
+                untold[name, case] = "nothing"
 
     assert not untold, untold
     assert not tried.play(tried.transactional("m1", ending(_does_nothing, None))).replayed
@@ -168,10 +168,10 @@ def test_in_within_a_handler_that_ends_the_transaction_is_told(tried: Bench) -> 
             return "nothing"
 
     for number, (name, way) in enumerate(ways(tried.driver).items()):
-        for words, result in RESULTS.items():
-            told = tried.play(story(f"{number} {words}", way, result))
+        for case, result in RESULTS.items():
+            told = tried.play(story(f"{number} {case}", way, result))
             if told is not None:
-                untold[name, words] = told
+                untold[name, case] = told
 
     assert not untold, untold
 
@@ -234,8 +234,8 @@ def test_a_handler_that_goes_back_to_a_savepoint_from_before_is_told(tried: Benc
             with pytest.raises(UsageError):
                 await tried.within(hand, key, ending(goes_back, result))
 
-    for words, result in RESULTS.items():
-        tried.play(story(words, result))
+    for case, result in RESULTS.items():
+        tried.play(story(case, result))
 
     assert (ledger.balance, ledger.records) == (0, [])
 

@@ -68,18 +68,18 @@ def told_of_all(tried: Bench, ledger: Ledger, mode: Any) -> dict[tuple[str, str]
     """Return what went wrong: endings that were not told, and those after which something was committed."""
     wrong: dict[tuple[str, str], str] = {}
     for name, statements in ENDINGS[tried.driver.database].items():
-        for words, result in RESULTS.items():
+        for case, result in RESULTS.items():
             before = ledger.balance
             try:
-                tried.play(mode(tried, f"{name} {words}", ending(statements, result)))
+                tried.play(mode(tried, f"{name} {case}", ending(statements, result)))
             except UsageError:
                 pass
             except Exception as error:
-                wrong[name, words] = repr(error)
+                wrong[name, case] = repr(error)
             else:
-                wrong[name, words] = "nothing"
+                wrong[name, case] = "nothing"
             if ledger.balance - before > 10:
-                wrong[name, words] = "what came after was committed"
+                wrong[name, case] = "what came after was committed"
     return wrong
 
 

@@ -205,13 +205,13 @@ def _run_elsewhere(at: AnyTill, handler: Callable[[], Any]) -> None:
         if isinstance(at.guard, Guard):
             at.guard.run("charge", "c1", handler)
         else:
-            asyncio.run(at.guard.run("charge", "c1", _awaited(handler)))
+            asyncio.run(at.guard.run("charge", "c1", _as_async(handler)))
 
     with ThreadPoolExecutor(1) as other:
         other.submit(deliver).result(PATIENCE)
 
 
-def _awaited(handler: Callable[[], Any]) -> Any:
+def _as_async(handler: Callable[[], Any]) -> Any:
     async def in_loop() -> Any:
         return handler()
 
@@ -251,7 +251,8 @@ def test_a_forked_child_leaves_the_connections_of_its_parent_alone(ledger: Ledge
 
 
 CONNECTIONS = {
-    "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()",
+    "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND backend_type = 'client backend'",
     "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE db = database()",
 }
 
@@ -267,7 +268,7 @@ def test_an_async_guard_survives_new_event_loops(ledger: Ledger, way: tuple[str,
         return key
 
     async def deliver(number: int) -> list[Any]:
-        paid = await guard.run("charge", str(number), _awaited(Handler(number)))
+        paid = await guard.run("charge", str(number), _as_async(Handler(number)))
         return [paid.value, await credit(str(number))]  # type: ignore[call-arg]
 
     answers = [asyncio.run(deliver(number)) for number in range(3)]
@@ -310,7 +311,7 @@ def test_what_is_no_engine_is_refused(path: Path) -> None:
         with pytest.raises(UsageError, match="bound to one connection"):
             Guard(sessionmaker(connection)).run("charge", "c1", Handler())
     with pytest.raises(UsageError, match="an AsyncGuard takes an AsyncEngine or an async_sessionmaker"):
-        asyncio.run(AsyncGuard(engine).run("charge", "c1", _awaited(Handler())))
+        asyncio.run(AsyncGuard(engine).run("charge", "c1", _as_async(Handler())))
     engine.dispose()
 
 
@@ -346,10 +347,10 @@ def test_within_takes_the_connections_and_sessions_of_its_own_kind(path: Path) -
             with pytest.raises(UsageError, match="a Guard joins a Connection or a Session"):
                 Guard(never_opened).within(wrong).run("credit", "m1", Handler())
         with pytest.raises(UsageError, match="an AsyncGuard joins an AsyncConnection or an AsyncSession"):
-            asyncio.run(AsyncGuard(never_opened).within(connection).run("credit", "m1", _awaited(Handler())))
+            asyncio.run(AsyncGuard(never_opened).within(connection).run("credit", "m1", _as_async(Handler())))
         with pytest.raises(UsageError, match="it is not connected yet"):
             asyncio.run(
-                AsyncGuard(never_opened).within(async_engine.connect()).run("credit", "m1", _awaited(Handler()))
+                AsyncGuard(never_opened).within(async_engine.connect()).run("credit", "m1", _as_async(Handler()))
             )
         with pytest.raises(UsageError, match="not clear which of its engines is meant"):
             Guard(never_opened).within(Session()).run("credit", "m1", Handler())

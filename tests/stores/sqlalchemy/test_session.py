@@ -1,4 +1,4 @@
-"""Sessions with objects in them, and rows of the caller's as records (`Column`), on each driver."""
+"""Sessions with objects in them, and rows of the caller's as records (`RecordColumn`), on each driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import exc, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from onefold import Column, Policy, UsageError
+from onefold import Policy, RecordColumn, UsageError
 from tests.stores.sqlalchemy.wallet import (
     ALL,
     TILLS,
@@ -140,7 +140,7 @@ class Declined(Exception):
 def test_what_a_remembered_failure_has_added_to_the_session_is_not_committed(
     ledger: Ledger, way: tuple[str, str, str], flushed: bool
 ) -> None:
-    at = till(ledger, *way[1:], policy=Policy(remember=(Declined,)))
+    at = till(ledger, *way[1:], policy=Policy(final_errors=(Declined,)))
 
     def decline(session: Session) -> None:
         session.add(payment())
@@ -173,7 +173,7 @@ def test_what_fails_at_the_flush_of_the_commit_is_the_handlers_own_error(
 
 # Rows of the caller's.
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 
 @pytest.mark.parametrize("way", daily(ALL), indirect=True)
@@ -184,7 +184,7 @@ def test_the_row_is_the_record_and_a_duplicate_does_not_run(on: AnyDesk, ledger:
     on.rollback()
 
     assert (first.value, first.replayed, first.omitted) == ("paid", False, False)
-    assert (second.value, second.replayed, second.omitted) == (None, True, True)
+    assert (second.value_or(None), second.replayed, second.omitted) == (None, True, True)
     assert paid(ledger) == ["pay_1"]
     # MariaDB has no lock that ends with the transaction: there a record of ours is it.
     assert ("onefold_records" in ledger.tables()) is (ledger.database == "mariadb")
@@ -221,15 +221,17 @@ PARTIAL = "CREATE UNIQUE INDEX drafts_note ON drafts (note) WHERE part IS NOT NU
 @pytest.mark.parametrize(
     "record",
     [
-        Column("payments", "amount"),
-        Column("payments", "nothing"),
-        Column("nowhere", "idempotency_key"),
-        Column("payments", "idempotency_key", scope="tenant"),
-        Column("drafts", "name"),
-        Column("drafts", "note"),
+        RecordColumn("payments", "amount"),
+        RecordColumn("payments", "nothing"),
+        RecordColumn("nowhere", "idempotency_key"),
+        RecordColumn("payments", "idempotency_key", scope="tenant"),
+        RecordColumn("drafts", "name"),
+        RecordColumn("drafts", "note"),
     ],
 )
-def test_a_column_without_a_unique_index_on_all_of_it_is_refused(on: AnyDesk, ledger: Ledger, record: Column) -> None:
+def test_a_column_without_a_unique_index_on_all_of_it_is_refused(
+    on: AnyDesk, ledger: Ledger, record: RecordColumn
+) -> None:
     ledger.execute("CREATE TABLE drafts (name VARCHAR(20), part VARCHAR(20), note VARCHAR(20), UNIQUE (name, part))")
     if ledger.database != "mariadb":
         ledger.execute(PARTIAL)
@@ -244,7 +246,7 @@ def test_a_column_without_a_unique_index_on_all_of_it_is_refused(on: AnyDesk, le
 
 def test_with_a_column_for_the_scope_two_tenants_may_use_the_same_key(on: AnyDesk, ledger: Ledger) -> None:
     ledger.execute("CREATE TABLE orders (number VARCHAR(20), tenant VARCHAR(20), UNIQUE (tenant, number))")
-    record = Column("orders", "number", scope="tenant")
+    record = RecordColumn("orders", "number", scope="tenant")
 
     def order(tenant: str, session: Session) -> None:
         session.execute(text("INSERT INTO orders VALUES ('7', :tenant)"), {"tenant": tenant})
@@ -273,7 +275,7 @@ def test_every_type_of_column_will_do(on: AnyDesk, ledger: Ledger, kind: str) ->
     insert = text(f"INSERT INTO {table} VALUES ('{key}')")
 
     outcomes = [
-        on.within(key, lambda session: session.execute(insert).rowcount, Column("order", "group")) for _ in "12"
+        on.within(key, lambda session: session.execute(insert).rowcount, RecordColumn("order", "group")) for _ in "12"
     ]
     on.commit()
 
@@ -286,7 +288,9 @@ def test_a_uuid_is_a_key_too(on: AnyDesk, ledger: Ledger) -> None:
     key = uuid.uuid4()
     insert = text(f"INSERT INTO orders VALUES ('{key}')")
 
-    outcomes = [on.within(key, lambda session: session.execute(insert).rowcount, Column("orders", "id")) for _ in "12"]
+    outcomes = [
+        on.within(key, lambda session: session.execute(insert).rowcount, RecordColumn("orders", "id")) for _ in "12"
+    ]
     on.commit()
 
     assert [one.replayed for one in outcomes] == [False, True]
@@ -298,7 +302,7 @@ def test_a_key_that_is_longer_than_its_column_is_no_duplicate_of_its_beginning(o
     handler = Handler()
 
     with suppress(UsageError, exc.DBAPIError):
-        on.within("abcd", lambda _: handler(), Column("orders", "number"))
+        on.within("abcd", lambda _: handler(), RecordColumn("orders", "number"))
     on.rollback()
 
     assert handler.starts == 1

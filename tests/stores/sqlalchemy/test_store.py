@@ -76,35 +76,35 @@ class WithItsEngine(AsyncSqlAlchemyStore):
 
 class TestSqlite(OnAnEngine):
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> Iterator[None]:
+    def set_up(self, tmp_path: Path) -> Iterator[None]:
         yield from self.on(f"sqlite:///{tmp_path / 'records.db'}")
 
 
 class TestAsyncSqlite(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> None:
+    def set_up(self, tmp_path: Path) -> None:
         self.url = f"sqlite+aiosqlite:///{tmp_path / 'records.db'}"
 
 
 class TestPsycopg(OnAnEngine):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> Iterator[None]:
+    def set_up(self, postgres_url: str) -> Iterator[None]:
         yield from self.on(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
 
 
 class TestAsyncpg(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
+    def set_up(self, postgres_url: str) -> None:
         self.url = postgres_url.replace("postgresql:", "postgresql+asyncpg:")
 
 
 class TestPymysql(OnAnEngine):
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> Iterator[None]:
+    def set_up(self, mysql_url: str) -> Iterator[None]:
         yield from self.on(mysql_url.replace("mysql:", "mysql+pymysql:"))
 
 
 class TestAsyncmy(OnAnAsyncEngine):
     @pytest.fixture(autouse=True)
-    def place(self, mysql_url: str) -> None:
+    def set_up(self, mysql_url: str) -> None:
         self.url = mysql_url.replace("mysql:", "mysql+asyncmy:")

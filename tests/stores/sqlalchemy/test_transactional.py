@@ -117,7 +117,7 @@ class Declined(Exception):
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
     ledger: Ledger, way: tuple[str, str, str], way_to_fail: str
 ) -> None:
-    at = till(ledger, *way[1:], policy=Policy(remember=(Declined,)))
+    at = till(ledger, *way[1:], policy=Policy(final_errors=(Declined,)))
 
     def decline(tx: Any) -> None:
         add(tx)

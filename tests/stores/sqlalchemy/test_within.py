@@ -1,4 +1,4 @@
-"""`within` on SQLAlchemy's connections and sessions: each driver, both colours (rows 14 to 18 and 25b)."""
+"""`within` on SQLAlchemy's connections and sessions: each driver, sync and async (rows 14 to 18 and 25b)."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_it_finds_out_when_somebody_has_dropped_the_tables(on: AnyDesk, ledger: 
     on.commit()
     ledger.execute("DROP TABLE onefold_records")
     if ledger.database == "postgres":
-        with pytest.raises(StoreUnavailable, match="the tables of Onefold were dropped"):
+        with pytest.raises(StoreUnavailable, match="Onefold's tables were dropped"):
             on.within("m2", add)
         on.rollback()
 
@@ -306,11 +306,11 @@ def test_a_duplicate_costs_two_statements_at_most(on: AnyDesk) -> None:
 
 
 def test_the_same_key_with_another_payload_is_refused(on: AnyDesk) -> None:
-    on.within("m1", nothing, fingerprint={"amount": 10})
-    on.within("m1", nothing, fingerprint={"amount": 10})
+    on.within("m1", nothing, payload={"amount": 10})
+    on.within("m1", nothing, payload={"amount": 10})
 
     with pytest.raises(KeyReused):
-        on.within("m1", nothing, fingerprint={"amount": 11})
+        on.within("m1", nothing, payload={"amount": 11})
 
 
 def test_keys_are_compared_byte_by_byte_and_tenants_have_their_own(on: AnyDesk) -> None:
@@ -331,8 +331,8 @@ def test_a_bypass_runs_it_once_more(on: AnyDesk, ledger: Ledger) -> None:
 
 
 def test_a_policy_that_remembers_failures_is_refused(on: AnyDesk) -> None:
-    with pytest.raises(UsageError, match="the rollback takes it back"):
-        on.within("m1", nothing, policy=Policy(remember=(ValueError,)))
+    with pytest.raises(UsageError, match="the rollback removes it"):
+        on.within("m1", nothing, policy=Policy(final_errors=(ValueError,)))
 
 
 @pytest.mark.parametrize("way", [("sqlite", "sqlite", "connection"), ("sqlite", "sqlite", "session")], indirect=True)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from onefold import AsyncGuard, Column, Fresh, Guard, Outcome, Policy
+from onefold import AsyncGuard, Fresh, Guard, Outcome, Policy, RecordColumn
 from onefold.stores.base import Record
 from onefold.stores.sql.records import TABLE
 from tests.stores.mysql import wallet as mysql_wallet
@@ -145,7 +145,7 @@ class Desk:
         """Work of the caller's, in the same transaction."""
         return work(self.x)
 
-    def within(self, key: Any, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    def within(self, key: Any, work: HandlerBody, record: RecordColumn | None = None, **options: Any) -> Outcome[Any]:
         return self.guard.within(self.x, record=record).run("credit", key, lambda: work(self.x), **options)
 
     def fresh(self, messages: list[str]) -> Fresh[str]:
@@ -198,7 +198,7 @@ class AsyncDesk:
         found: T = self.run(self.x.run_sync(work))
         return found
 
-    def within(self, key: Any, work: HandlerBody, record: Column | None = None, **options: Any) -> Outcome[Any]:
+    def within(self, key: Any, work: HandlerBody, record: RecordColumn | None = None, **options: Any) -> Outcome[Any]:
         async def handler() -> Any:
             return await self.x.run_sync(work)
 
@@ -323,7 +323,7 @@ class Till:
             self.handed.append(tx)
             return work(tx)
 
-        return credit.outcome(key)  # type: ignore[call-arg]
+        return credit.outcome(key)  # type: ignore[no-any-return]
 
     def run(self, key: str, work: Callable[[], Any]) -> Outcome[Any]:
         return self.guard.run("charge", key, work)

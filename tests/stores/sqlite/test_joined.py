@@ -17,6 +17,7 @@ from onefold import (
 )
 from onefold.stores.sqlite import SqliteStore
 from onefold.testing import Clock
+from tests.stores.sql.versions import REFUSED, TOO_NEW
 from tests.support import Died, Handler
 from tests.wallet import Awaiting, Blocking, Worker, add, balance, connected, records, rows
 
@@ -100,7 +101,7 @@ class Declined(Exception):
 def test_a_remembered_failure_is_committed_and_what_its_handler_wrote_is_not(
     worker_type: type[Worker], url: str, path: Path
 ) -> None:
-    worker = worker_type(url, Policy(remember=(Declined,)))
+    worker = worker_type(url, Policy(final_errors=(Declined,)))
 
     def decline(tx: sqlite3.Connection) -> None:
         add(tx)
@@ -238,10 +239,10 @@ def test_tables_of_a_newer_version_let_nothing_run(worker: Worker, path: Path) -
     worker.transactional("earlier", Handler())
     worker.close()
     with connected(path) as connection, connection:
-        connection.execute("UPDATE onefold_schema SET version = 9, usable_from = 9")
+        connection.execute(TOO_NEW)
     later, handler = type(worker)(f"sqlite:///{path}"), Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2"):
+    with pytest.raises(StoreUnavailable, match=REFUSED):
         later.transactional("m1", handler)
     later.close()
 

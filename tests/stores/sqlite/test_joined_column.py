@@ -1,4 +1,4 @@
-"""`Column` on SQLite, sync and async: the caller's own row is the record."""
+"""`RecordColumn` on SQLite, sync and async: the caller's own row is the record."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from onefold import Column, Guard, UsageError
+from onefold import Guard, RecordColumn, UsageError
 from tests.support import PATIENCE, Handler
 from tests.wallet import Awaiting, Blocking, Worker, never_opened, rows, tables
 
-PAYMENT = Column("payments", "idempotency_key")
+PAYMENT = RecordColumn("payments", "idempotency_key")
 
 
 @pytest.fixture(params=[Blocking, Awaiting])
@@ -43,7 +43,7 @@ def test_the_row_is_the_record_and_a_duplicate_does_not_run(
         second = worker.within(connection, "pay_1", lambda: pay(connection, "pay_1"), PAYMENT)
 
     assert (first.value, first.replayed, first.omitted) == ("paid", False, False)
-    assert (second.value, second.replayed, second.omitted) == (None, True, True)
+    assert (second.value_or(None), second.replayed, second.omitted) == (None, True, True)
     assert paid(path) == ["pay_1"]
     assert "onefold_records" not in tables(path)
 
@@ -79,15 +79,15 @@ def test_a_handler_that_forgets_to_write_the_row_is_told(
 NOT_THERE = pytest.mark.parametrize(
     ("record", "said"),
     [
-        (Column("payments", "nothing"), "payments has no column nothing"),
-        (Column("nowhere", "idempotency_key"), "there is no table nowhere"),
+        (RecordColumn("payments", "nothing"), "payments has no column nothing"),
+        (RecordColumn("nowhere", "idempotency_key"), "there is no table nowhere"),
     ],
 )
 
 
 @NOT_THERE
 def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(
-    worker: Worker, connection: sqlite3.Connection, record: Column, said: str
+    worker: Worker, connection: sqlite3.Connection, record: RecordColumn, said: str
 ) -> None:
     handler = Handler()
 
@@ -100,8 +100,8 @@ def test_a_table_or_column_that_is_not_there_is_refused_by_its_name(
 def test_a_fingerprint_has_no_place_in_the_row_and_is_refused(worker: Worker, connection: sqlite3.Connection) -> None:
     handler = Handler()
 
-    with pytest.raises(UsageError, match="has no place for a fingerprint="):
-        worker.within(connection, "pay_1", handler, PAYMENT, fingerprint={"amount": 5})
+    with pytest.raises(UsageError, match="has no place for a payload="):
+        worker.within(connection, "pay_1", handler, PAYMENT, payload={"amount": 5})
 
     assert handler.starts == 0
 
@@ -109,14 +109,14 @@ def test_a_fingerprint_has_no_place_in_the_row_and_is_refused(worker: Worker, co
 @pytest.mark.parametrize(
     "record",
     [
-        Column("payments", "amount"),
-        Column("payments", "idempotency_key", scope="tenant"),
-        Column("drafts", "key"),
-        Column("drafts", "note"),
+        RecordColumn("payments", "amount"),
+        RecordColumn("payments", "idempotency_key", scope="tenant"),
+        RecordColumn("drafts", "key"),
+        RecordColumn("drafts", "note"),
     ],
 )
 def test_a_column_without_a_unique_index_on_all_of_it_is_refused(
-    worker: Worker, connection: sqlite3.Connection, record: Column
+    worker: Worker, connection: sqlite3.Connection, record: RecordColumn
 ) -> None:
     connection.execute("CREATE TABLE drafts (key TEXT, part TEXT, note TEXT, UNIQUE (key, part))")
     connection.execute("CREATE UNIQUE INDEX some ON drafts (note) WHERE part IS NOT NULL")
@@ -131,16 +131,16 @@ def test_a_column_without_a_unique_index_on_all_of_it_is_refused(
 @pytest.mark.parametrize(
     "record",
     [
-        Column("payments; DROP TABLE payments", "idempotency_key"),
-        Column("payments", "idempotency_key = '' OR 1 = 1 --"),
-        Column("payments", "idempotency_key", scope='tenant" OR "1" = "1'),
-        Column("main.payments", "idempotency_key"),
-        Column("payments\n", "idempotency_key"),
-        Column("", "idempotency_key"),
+        RecordColumn("payments; DROP TABLE payments", "idempotency_key"),
+        RecordColumn("payments", "idempotency_key = '' OR 1 = 1 --"),
+        RecordColumn("payments", "idempotency_key", scope='tenant" OR "1" = "1'),
+        RecordColumn("main.payments", "idempotency_key"),
+        RecordColumn("payments\n", "idempotency_key"),
+        RecordColumn("", "idempotency_key"),
     ],
 )
 def test_what_is_not_a_plain_name_is_refused_before_it_becomes_part_of_a_statement(
-    worker: Worker, connection: sqlite3.Connection, record: Column
+    worker: Worker, connection: sqlite3.Connection, record: RecordColumn
 ) -> None:
     handler = Handler()
 
@@ -161,7 +161,7 @@ def test_with_a_column_for_the_scope_two_tenants_may_use_the_same_key(
     worker: Worker, connection: sqlite3.Connection, path: Path
 ) -> None:
     connection.execute("CREATE TABLE orders (number TEXT, tenant TEXT, UNIQUE (tenant, number))")
-    record = Column("orders", "number", scope="tenant")
+    record = RecordColumn("orders", "number", scope="tenant")
 
     def order(tenant: str) -> None:
         connection.execute("INSERT INTO orders VALUES ('7', ?)", (tenant,))
@@ -173,9 +173,11 @@ def test_with_a_column_for_the_scope_two_tenants_may_use_the_same_key(
     assert rows(path, "SELECT tenant FROM orders ORDER BY 1") == [("north",), ("south",)]
 
 
-@pytest.mark.parametrize(("record", "scope"), [(PAYMENT, "north"), (Column("orders", "number", scope="tenant"), None)])
+@pytest.mark.parametrize(
+    ("record", "scope"), [(PAYMENT, "north"), (RecordColumn("orders", "number", scope="tenant"), None)]
+)
 def test_a_scope_without_its_column_and_a_column_without_its_scope_are_refused(
-    worker: Worker, connection: sqlite3.Connection, record: Column, scope: str | None
+    worker: Worker, connection: sqlite3.Connection, record: RecordColumn, scope: str | None
 ) -> None:
     connection.execute("CREATE TABLE orders (number TEXT, tenant TEXT, UNIQUE (tenant, number))")
     handler = Handler()
@@ -200,14 +202,14 @@ def test_a_bypass_is_refused_while_the_row_is_there(worker: Worker, connection: 
 @pytest.mark.parametrize(
     ("table", "record"),
     [
-        ('CREATE TABLE "order" ("group" TEXT UNIQUE)', Column("order", "group")),
-        ("CREATE TABLE Orders (Number TEXT UNIQUE)", Column("orders", "number")),
-        ("CREATE TABLE orders (number INTEGER PRIMARY KEY)", Column("orders", "number")),
-        ("CREATE TABLE orders (number TEXT PRIMARY KEY) WITHOUT ROWID", Column("orders", "number")),
+        ('CREATE TABLE "order" ("group" TEXT UNIQUE)', RecordColumn("order", "group")),
+        ("CREATE TABLE Orders (Number TEXT UNIQUE)", RecordColumn("orders", "number")),
+        ("CREATE TABLE orders (number INTEGER PRIMARY KEY)", RecordColumn("orders", "number")),
+        ("CREATE TABLE orders (number TEXT PRIMARY KEY) WITHOUT ROWID", RecordColumn("orders", "number")),
     ],
 )
 def test_every_column_that_the_database_keeps_unique_will_do(
-    worker: Worker, connection: sqlite3.Connection, table: str, record: Column
+    worker: Worker, connection: sqlite3.Connection, table: str, record: RecordColumn
 ) -> None:
     connection.execute(table)
     insert = f'INSERT INTO "{record.table}" VALUES (7)'
@@ -259,13 +261,15 @@ def test_a_key_that_the_column_takes_for_another_is_refused_and_does_not_run(
 ) -> None:
     type_, key, other = MERGING[kind]
     connection.execute(f"CREATE TABLE orders (number {type_} UNIQUE)")
-    record, handler = Column("orders", "number"), Handler()
+    record, handler = RecordColumn("orders", "number"), Handler()
 
     def write() -> None:
         connection.execute("INSERT INTO orders VALUES (?)", (key,))
 
     assert [worker.within(connection, key, write, record).replayed for _ in range(2)] == [False, True]
-    with pytest.raises(UsageError, match=r"orders\.number \((TEXT|INTEGER).*\) takes this key for another one"):
+    with pytest.raises(
+        UsageError, match=r"orders\.number \((TEXT|INTEGER).*\) treats this key as equal to another one"
+    ):
         worker.within(connection, other, handler, record)
 
     assert handler.starts == 0
@@ -279,8 +283,8 @@ def test_a_key_that_the_column_does_not_keep_is_refused_after_the_handler(
     def write() -> None:
         connection.execute("INSERT INTO orders VALUES ('01')")
 
-    with pytest.raises(UsageError, match="does not keep it as it is"):
-        worker.within(connection, "01", write, Column("orders", "number"))
+    with pytest.raises(UsageError, match="changes it when it is stored"):
+        worker.within(connection, "01", write, RecordColumn("orders", "number"))
 
 
 def test_a_transaction_that_began_without_writing_waits_for_another_writer_before_it_looks(path: Path) -> None:

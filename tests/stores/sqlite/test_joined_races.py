@@ -279,7 +279,7 @@ def test_records_of_two_guards_on_one_file_are_the_same_records(
     worker.transactional("m1", add)
 
     with connected(path) as connection, connection:
-        outcome = worker.within(connection, "m1", lambda: add(connection), fingerprint=None)
+        outcome = worker.within(connection, "m1", lambda: add(connection), payload=None)
     worker.close()
 
     assert outcome.replayed

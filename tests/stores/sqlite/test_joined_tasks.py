@@ -82,9 +82,9 @@ def test_tasks_with_connections_of_their_own_credit_each_message_once(path: Path
     assert (balance(path), len(records(path))) == (140, 14)
 
 
-@pytest.mark.parametrize("place", ["in its handler", "waiting for its turn"])
+@pytest.mark.parametrize("where", ["in its handler", "waiting for its turn"])
 def test_a_task_that_is_cancelled_leaves_nothing_behind_and_the_next_delivery_runs(
-    url: str, path: Path, kept_waiting: threading.Event, writing: sqlite3.Connection, place: str
+    url: str, path: Path, kept_waiting: threading.Event, writing: sqlite3.Connection, where: str
 ) -> None:
     writing.execute("COMMIT")
 
@@ -100,10 +100,10 @@ def test_a_task_that_is_cancelled_leaves_nothing_behind_and_the_next_delivery_ru
                     await asyncio.Event().wait()
 
             await credit("earlier", patient=False)
-            if place == "waiting for its turn":
+            if where == "waiting for its turn":
                 writing.execute("BEGIN IMMEDIATE")
             task = asyncio.create_task(credit("m1", patient=True), context=contextvars.Context())
-            await (inside.wait() if place == "in its handler" else asyncio.to_thread(kept_waiting.wait, PATIENCE))
+            await (inside.wait() if where == "in its handler" else asyncio.to_thread(kept_waiting.wait, PATIENCE))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from onefold import Guard, InsideItself, KeyReused, NotInTransaction, Policy, StoreUnavailable, UsageError
+from onefold.stores.sql.records import VERSION
+from tests.stores.sql.versions import REFUSED
 from tests.support import Died, Handler
 from tests.wallet import Awaiting, Blocking, Worker, add, balance, connected, never_opened, records, tables
 
@@ -188,7 +190,7 @@ def test_after_a_first_use_that_was_rolled_back_the_next_one_works(
 
 def in_newer_tables(connection: sqlite3.Connection, *, usable_from: int) -> None:
     with connection:
-        connection.execute("UPDATE onefold_schema SET version = 9, usable_from = ?", (usable_from,))
+        connection.execute("UPDATE onefold_schema SET version = ?, usable_from = ?", (VERSION + 2, usable_from))
 
 
 @pytest.mark.parametrize("column", ["token", "a_new_name"])
@@ -198,12 +200,12 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(
 ) -> None:
     with connection:
         worker.within(connection, "known", Handler("receipt"))
-    in_newer_tables(connection, usable_from=9)
+    in_newer_tables(connection, usable_from=VERSION + 1)
     connection.execute(f"ALTER TABLE onefold_records RENAME COLUMN token TO {column}")
     connection.row_factory = sqlite3.Row
     handler = Handler()
 
-    with pytest.raises(StoreUnavailable, match="version 9, and this Onefold knows version 2") as raised, connection:
+    with pytest.raises(StoreUnavailable, match=REFUSED) as raised, connection:
         worker.within(connection, key, handler)
 
     assert "\n" not in str(raised.value)
@@ -250,8 +252,8 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, connection: sqlite3
 def test_a_policy_that_remembers_failures_is_refused(worker: Worker, connection: sqlite3.Connection) -> None:
     handler = Handler()
 
-    with pytest.raises(UsageError, match="the rollback takes it back"):
-        worker.within(connection, "m1", handler, policy=Policy(remember=(ValueError,)))
+    with pytest.raises(UsageError, match="the rollback removes it"):
+        worker.within(connection, "m1", handler, policy=Policy(final_errors=(ValueError,)))
 
     assert handler.starts == 0
     assert not connection.in_transaction
@@ -261,10 +263,10 @@ def test_the_same_key_with_another_payload_is_refused(worker: Worker, connection
     handler = Handler()
 
     with connection:
-        worker.within(connection, "m1", handler, fingerprint={"amount": 10})
-        worker.within(connection, "m1", handler, fingerprint={"amount": 10})
+        worker.within(connection, "m1", handler, payload={"amount": 10})
+        worker.within(connection, "m1", handler, payload={"amount": 10})
         with pytest.raises(KeyReused):
-            worker.within(connection, "m1", handler, fingerprint={"amount": 11})
+            worker.within(connection, "m1", handler, payload={"amount": 11})
 
     assert handler.starts == 1
 
@@ -363,7 +365,9 @@ def test_a_handler_that_commits_is_told_that_its_record_stays(path: Path, connec
         connection.commit()
         connection.execute("UPDATE wallet SET balance = balance + 1000")
 
-    with pytest.raises(UsageError, match="the next delivery is answered as done, and what came after is not made up"):
+    with pytest.raises(
+        UsageError, match="the next delivery is answered as done, and what was not committed is not done again"
+    ):
         guard.within(connection).run("credit", "m1", impatient)
     connection.rollback()
 

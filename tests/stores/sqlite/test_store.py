@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import resource
 import signal
@@ -29,6 +28,8 @@ from onefold.stores.sqlite import AsyncSqliteStore, SqliteStore, open_async_stor
 from onefold.stores.sqlite import connection as sqlite_connection
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.testing import AsyncStoreContract, Clock, StoreContract
+from tests.processes import CONTEXT
+from tests.stores.sql.versions import REFUSED, STILL_USABLE, TOO_NEW
 from tests.support import PROJECT
 
 # Far more than any of it needs; it bounds how long a broken one hangs.
@@ -44,7 +45,7 @@ class TestContract(StoreContract):
     """From threads, and from processes."""
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> None:
+    def set_up(self, tmp_path: Path) -> None:
         # The other processes have the machine's clock, so that ours begins there.
         self.clock = Clock(time.time())
         self.path = tmp_path / "records.db"
@@ -63,7 +64,7 @@ class TestAsyncContract(AsyncStoreContract):
     """From tasks, and from processes."""
 
     @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> None:
+    def set_up(self, tmp_path: Path) -> None:
         self.clock = Clock(time.time())
         self.path = tmp_path / "records.db"
 
@@ -142,9 +143,8 @@ def one_line(refused: pytest.ExceptionInfo[BaseException]) -> str:
 
 def in_processes(count: int, target: Callable[..., Any], *args: Any) -> list[Any]:
     """What the function answers in each of so many new processes; it is given a barrier that all of them share."""
-    context = multiprocessing.get_context("spawn")
-    start, answers = context.Barrier(count), context.SimpleQueue()
-    processes = [context.Process(target=_tell, args=(target, start, answers, *args), daemon=True) for _ in range(count)]
+    start, answers = CONTEXT.Barrier(count), CONTEXT.SimpleQueue()
+    processes = [CONTEXT.Process(target=_tell, args=(target, start, answers, *args), daemon=True) for _ in range(count)]
     for process in processes:
         process.start()
     try:
@@ -217,14 +217,12 @@ def test_a_table_of_a_newer_version_is_refused_and_nothing_runs(store: SqliteSto
     store.purge(1)
     store.close()
     with another(path) as connection:
-        connection.execute("UPDATE onefold_schema SET version = 4, usable_from = 3")
+        connection.execute(TOO_NEW)
 
     with Guard(store) as guard, pytest.raises(StoreUnavailable) as refused:
         guard.run("charge", "key", lambda: pytest.fail("it ran"))
 
-    assert one_line(refused).endswith(
-        "are of version 4, and this Onefold knows version 2. Nothing ran. Upgrade Onefold"
-    )
+    assert one_line(refused).endswith(f"are of {REFUSED}. Nothing ran. Upgrade Onefold")
     assert keys_in(path) == []
 
 
@@ -232,7 +230,7 @@ def test_a_newer_version_that_says_so_is_still_usable(store: SqliteStore, path: 
     store.purge(1)
     store.close()
     with another(path) as connection:
-        connection.execute("UPDATE onefold_schema SET version = 3, usable_from = 2")
+        connection.execute(STILL_USABLE)
         connection.execute("ALTER TABLE onefold_records ADD COLUMN later TEXT NOT NULL DEFAULT ''")
 
     assert store.claim(entry()) is None
@@ -242,7 +240,7 @@ def test_a_newer_version_that_says_so_is_still_usable(store: SqliteStore, path: 
 def test_without_auto_schema_a_missing_file_is_not_made(path: Path) -> None:
     store = SqliteStore(path, auto_schema=False)
 
-    with pytest.raises(StoreUnavailable, match="`onefold schema`"):
+    with pytest.raises(StoreUnavailable, match="`onefold schema --store URL --apply`"):
         store.claim(entry())
 
     assert not path.exists()
@@ -255,7 +253,7 @@ def test_without_auto_schema_missing_tables_are_not_made(path: Path) -> None:
     with closing(SqliteStore(path, auto_schema=False)) as store, pytest.raises(StoreUnavailable) as refused:
         store.claim(entry())
 
-    assert "`onefold schema`" in one_line(refused)
+    assert "`onefold schema --store URL --apply`" in one_line(refused)
     with another(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("wallet",)]
 
@@ -465,29 +463,29 @@ def _a_link_to_nothing(shelf: Path) -> Path:
     return shelf / "link.db"
 
 
-PLACES: dict[Callable[[Path], Path], str] = {
+PATHS: dict[Callable[[Path], Path], str] = {
     _a_directory: "{path}: the file cannot be opened: it is a directory. Name a file in it: {path}/onefold.db",
     _a_missing_directory: "there is no directory {shelf}/missing. Create it, or correct the path",
     _a_file_on_the_way: "{shelf}/file is not a directory. Correct the path",
     _a_closed_directory: "this user may not enter {shelf}/closed. Let it, or run as another user",
     _a_closed_file: "this user may not read and write it. Let it (chown, chmod), or run as another user",
     _a_directory_to_read: "it is not there, and this user may not write to {shelf}/reading. Let it (chown, chmod)",
-    _a_log_that_cannot_be_written: "its log is kept beside it, and this user may not write to {shelf}/reading. Let it "
+    _a_log_that_cannot_be_written: "its log is kept next to it, and this user may not write to {shelf}/reading. Let it "
     "(chown, chmod)",
     _a_link_to_nothing: "it is a link to {shelf}/missing/records.db, which is not there. Correct the link",
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make_path", PATHS)
 def test_a_place_where_no_file_can_be_is_one_clear_line_that_says_what_to_do(
-    shelf: Path, place: Callable[[Path], Path]
+    shelf: Path, make_path: Callable[[Path], Path]
 ) -> None:
-    path = place(shelf)
+    path = make_path(shelf)
 
     with _without_rights(), closing(SqliteStore(path)) as store, pytest.raises(StoreUnavailable) as refused:
         store.claim(entry())
 
-    assert one_line(refused).endswith(PLACES[place].format(path=path, shelf=shelf))
+    assert one_line(refused).endswith(PATHS[make_path].format(path=path, shelf=shelf))
 
 
 def test_a_directory_is_called_one_by_whoever_only_reads_too(tmp_path: Path) -> None:
@@ -608,15 +606,15 @@ def test_full_sync_is_the_default(store: SqliteStore) -> None:
 def traced(store: SqliteStore) -> Iterator[tuple[list[str], list[str]]]:
     """The first words of the statements that each connection executes: those that read, and those that write."""
     said: tuple[list[str], list[str]] = ([], [])
-    for connection, words in zip(connections(store), said, strict=True):
-        connection.set_trace_callback(partial(_note_first_word, words))
+    for connection, statements in zip(connections(store), said, strict=True):
+        connection.set_trace_callback(partial(_note_first_word, statements))
     yield said
     for connection in connections(store):
         connection.set_trace_callback(None)
 
 
-def _note_first_word(words: list[str], statement: str) -> None:
-    words.append(statement.split(maxsplit=1)[0])
+def _note_first_word(statements: list[str], statement: str) -> None:
+    statements.append(statement.split(maxsplit=1)[0])
 
 
 def test_a_new_key_costs_one_look_and_one_write_and_its_finish_one_write(store: SqliteStore) -> None:
@@ -1072,7 +1070,7 @@ def test_a_url_says_how_to_sync_and_how_long_to_wait(path: Path) -> None:
         ),
         ("sqlite:///records.db?sync=ful", "sync='ful' is not one of 'full', 'normal': did you mean 'full'?"),
         ("sqlite:///records.db?busy_timeout=5", "busy_timeout='5' is not a duration"),
-        ("sqlite:///records.db?busy_timeout=0s", "busy_timeout='0s' is zero"),
+        ("sqlite:///records.db?busy_timeout=0s", "busy_timeout='0s' has to be more than zero"),
         ("sqlite:///records.db?busy_timeout=forever", "busy_timeout"),
         ("sqlite:///records.db?busy_timeout=2h", "busy_timeout='2h' is more than 1h"),
     ],

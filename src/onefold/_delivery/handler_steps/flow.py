@@ -7,15 +7,16 @@ from typing import Any, Final
 
 import msgspec
 
-from onefold._delivery.claim import claim_of, insist
+from onefold._concurrency.generators import Flow
+from onefold._delivery.close import insist
 from onefold._delivery.earlier_ending import EARLIER
 from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._delivery.handler_steps.log_writes import Logging, Turns
-from onefold._delivery.steps import Ended, Flow, Left, Running
+from onefold._delivery.steps import Ended, Left, Running
 from onefold._delivery.work import encoded
 from onefold._model import Address, Entry
 from onefold.codecs import Codec, Unreadable, type_name
-from onefold.errors import ClaimLost, OutcomeUnknown, UsageError
+from onefold.errors import ClaimLost, OutcomeUnknown, UsageError, although_it_ran
 from onefold.events import Kind, Teller
 
 # The whole log is written with each step, so it has to stay small.
@@ -23,7 +24,7 @@ STEPS_MAX: Final = 100
 NOTES_BYTES_MAX: Final = 262_144
 
 MAY_RETURN: Final = (
-    "Let a step return None, numbers, texts, bytes, and lists or dictionaries of them, or pass returns= with its type"
+    "Let a step return None, numbers, strings, bytes, and lists or dictionaries of them, or pass returns= with its type"
 )
 
 
@@ -31,8 +32,8 @@ class LateStep(ClaimLost):
     """A step ended after its handler had, and its entry is in no log. `value` is what it returned."""
 
     says = (
-        "the step {step!r} has run to its end, but its handler had ended before, so its entry is in no log. Wait "
-        "for every step before the handler ends. What it returned is in error.value"
+        "the step {step!r} finished after its handler had ended, so it is in no log. Wait for every step before the "
+        "handler ends. Its return value is in error.value"
     )
 
 
@@ -68,25 +69,24 @@ class StepLog:
 
     @property
     def notes(self) -> bytes | None:
-        """The newest log."""
+        """Return the newest log."""
         return self._notes
 
     def __contains__(self, name: str) -> bool:
         return name in self._results
 
-    def check(self, name: str) -> None:
-        if not name or not isinstance(name, str):
-            raise UsageError(f"a step's name={name!r} has to be a text such as 'reserve'")
+    def check_room(self, name: str) -> None:
+        """Refuse a new step where the handler has had too many."""
         if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
             raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
 
     @property
     def has_ended(self) -> bool:
-        """Whether the handler has ended."""
+        """Return whether the handler has ended."""
         return self._ended
 
     def begin(self, name: str) -> None:
-        """Note that a step begins. Raises `UsageError` once its handler has ended."""
+        """Note that a step begins. Raise `UsageError` once its handler has ended."""
         with self.turns.adding:
             if self._ended:
                 raise handler_ended(self.entry.address, name)
@@ -102,9 +102,9 @@ class StepLog:
     def add(self, name: str, value: Any, returns: Any) -> None:
         """Add a finished step. A result that cannot be kept leaves only the fact that the step is finished.
 
-        It does not matter whether its handler has ended meanwhile. A claim that is ended with a log, and not with a
-        result, is ended only when no step is under way: otherwise it is left alone, and the store knows whether it is
-        still ours.
+        It does not matter whether its handler has ended meanwhile. A claim that ends with a log instead of a result is
+        ended only when no step is in progress: otherwise it is left alone, and the store knows whether it is still
+        ours.
         """
         stored, problem = None, ""
         struck: list[BaseException] = []
@@ -121,16 +121,16 @@ class StepLog:
             self._results[name] = stored
             self._notes = notes
             self._under_way.discard(name)
-            # It was interrupted before, and tried again.
+            # It was interrupted before, and retried.
             self._interrupted.discard(name)
         if problem:
             self._tell_left_out(name, value, problem)
         if struck:
-            # The handler's end writes the log.
+            # The end of the handler writes the log.
             raise struck[0]
 
     def unwritten(self, name: str) -> bytes | None:
-        """Return the newest log, if it has to be written; None: the store has one with this step in it."""
+        """Return the newest log if it has to be written; None if the store has one that includes this step."""
         return None if name in self._kept else self._notes
 
     def written(self, notes: bytes, *, kept: bool) -> bool:
@@ -150,11 +150,11 @@ class StepLog:
 
     def _tell_left_out(self, name: str, value: Any, why: str) -> None:
         kind = type_name(type(value))
-        text = f"the step {name!r} returned {kind}, {why}: no later attempt can go on from it. {MAY_RETURN}"
+        text = f"the step {name!r} returned {kind}, {why}: no later attempt can continue from it. {MAY_RETURN}"
         self.tell.warn(self.entry.address, text, about=f"a step's {kind}")
 
     def replay(self, name: str, returns: Any) -> Any:
-        """Return what the step returned. Raises `UsageError`, which is never taken for the end of the delivery."""
+        """Return what the step returned. Raise `UsageError`, which is never taken for the end of the delivery."""
         stored = self._results[name]
         if stored is None:
             raise self._not_replayed(name, f"its value could not be stored. {MAY_RETURN}")
@@ -176,11 +176,11 @@ class StepLog:
 
 def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) -> Flow[Any]:
     """Run one named part of a handler, unless an earlier attempt has finished it: then replay its result."""
-    log.check(name)
+    log.check_room(name)
     if name in log:
         value = log.replay(name, returns)
         if log.unwritten(name) is not None:
-            # It has run in this very attempt, and its log could not be kept: it raised, and is run again.
+            # It ran in this very attempt, but its log could not be stored: it raised, and is run again.
             yield from _write_down(log, name, value)
         return value
     log.begin(name)
@@ -199,18 +199,17 @@ def take_step(log: StepLog, name: str, call: Callable[[], Any], returns: Any) ->
 def _write_down(log: StepLog, name: str, value: Any) -> Flow[None]:
     """Store the log before the handler continues: only then will no later attempt run this step again."""
     entry = log.entry
-    claim = claim_of(entry)
+    claim = entry.as_claim()
     kept = yield from insist(log.tell, claim, Logging(claim, log, name), f"step {name}")
     if kept is False:
         raise _lost(log, name, value)
     if isinstance(kept, Exception):
-        log.tell(Kind.NOT_REMEMBERED, entry.address, entry.attempt, f"step {name}")
-        # Worded as a store words it for a claim. Here something has run.
-        why = f"{type(kept).__name__}: {kept}".replace(" Nothing ran.", "")
+        log.tell(Kind.NOT_RECORDED, entry.address, entry.attempt, f"step {name}")
+        why = although_it_ran(f"{type(kept).__name__}: {kept}")
         raise OutcomeUnknown(
             f"{entry.address.operation} [key {entry.address.digest}]: the step {name!r} has run, but the store could "
-            f"not be told of it within the lease ({why}). Let this run end here: if its end "
-            "cannot be told either, the next attempt runs the step again"
+            f"not record it within the lease ({why}). Let this run end here: if its end cannot be recorded either, the "
+            "next attempt runs the step again"
         ) from kept
 
 

@@ -30,8 +30,8 @@ def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
         named = _named(steps.under_way)
         if error is None:
             return (
-                f"its handler returned while {named} under way: the delivery is done, and what goes wrong there is "
-                f"noticed by nobody. {WAIT_FOR_ALL}"
+                f"its handler returned while {named} under way: the delivery is done, and nobody will notice a failure "
+                f"there. {WAIT_FOR_ALL}"
             )
         return (
             f"its handler ended in {type(error).__name__} while {named} under way, so nobody knows what becomes "
@@ -42,7 +42,7 @@ def warning(error: BaseException | None, steps: StepsLeft) -> str | None:
     if steps.interrupted and isinstance(error, Exception):
         return (
             f"its handler ended in {type(error).__name__} after {_named(steps.interrupted)} interrupted, so that "
-            "nobody knows whether it happened. It counts as an error that `unknown` names: after_crash decides. "
+            "nobody knows whether it happened. It counts as one of the `ambiguous_errors`: after_crash decides. "
             f"{WAIT_FOR_ALL}"
         )
     if steps.unbegun and error is None:

@@ -27,7 +27,7 @@ class Turns:
     def __init__(self) -> None:
         # Held while an entry is added, never while something is sent.
         self.adding = Lock()
-        # Held while the log is written. In a `with` statement an interrupt cannot leave it held.
+        # Held while the log is written. A `with` statement cannot leave it held after an interrupt.
         self.threads = Lock()
         self._tasks: asyncio.Lock | None = None
 
@@ -42,26 +42,26 @@ class Turns:
 
 
 class Logging(StoreStep, frozen=True):
-    """Store the log of a run's steps, once it is this step's turn. The reply is whether the claim is still ours."""
+    """Store the log of a run's steps when it is this step's turn. The reply is whether the claim is still ours."""
 
     claim: Claim
-    # The `StepLog`, which knows what is in it, and what of it the store has.
+    # The `StepLog`, which knows its content, and which part of it the store has.
     log: Any
     name: str
 
     def send(self, store: Any) -> bool:
         came = time.monotonic()
         with self.log.turns.threads:
-            # Those in front of it may each have waited for a silent server.
+            # Each of those before it may have waited for a silent server.
             if time.monotonic() - came > self.claim.lease:
-                raise NotAnswered("the store has not kept the log of other steps before the lease ended")
+                raise NotAnswered("the log of other steps was not stored before the lease ended")
             while (notes := self.log.unwritten(self.name)) is not None:
                 if not self.log.written(notes, kept=store.extend(self.claim, notes)):
                     return False
             return True
 
     async def send_async(self, store: Any) -> bool:
-        # The driver limits how long it waits, including for its turn.
+        # The driver limits the wait, including the wait for its turn.
         async with self.log.turns.tasks:
             while (notes := self.log.unwritten(self.name)) is not None:
                 if not self.log.written(notes, kept=await store.extend(self.claim, notes)):

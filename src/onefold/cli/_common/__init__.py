@@ -1,1 +1,1 @@
-"""Share what commands need: output, progress, and how they find stores and records."""
+"""The common part of the commands: output, progress, and how they find stores and records."""

@@ -17,7 +17,7 @@ def seconds_of(text: str, option: str) -> float:
         pass
     units = ", ".join(UNITS)
     raise Refusal(
-        f"{option} {text!r} is not a duration: zero or more of a unit ({units}) such as 30s or 7d, or forever",
+        f"{option} {text!r} is not a duration: write a number with a unit ({units}) such as 30s or 7d, or forever",
         WRONG_USAGE,
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from onefold import Record
@@ -19,6 +20,10 @@ PAGE_BYTES: Final = pages.PAGE_BYTES
 
 # How many candidates are listed if a key names several records.
 CANDIDATES_MAX: Final = 20
+
+# If nothing matches, this many records are read, and this many of their operations are named: one page, and one line.
+LOOKED_AT_MAX: Final = 1_000
+NAMED_MAX: Final = 10
 
 DIGEST: Final = re.compile(r"[0-9a-f]{12}")
 
@@ -57,18 +62,18 @@ class Wanted(NamedTuple):
 
 
 def wanted(key: str | None, digest: str | None, operation: str | None, scope: str | None) -> Wanted:
-    """Return what the options name. Raises `Refusal` before any store is opened."""
+    """Return the records that the options name. Raise `Refusal` before any store is opened."""
     if (key is None) == (digest is None):
         raise Refusal("which record? Pass its KEY, or --digest with the twelve digits of a log line", WRONG_USAGE)
     if digest is not None and not DIGEST.fullmatch(digest.lower()):
-        raise Refusal(f"--digest {visible(digest)} is not a digest: it has twelve hexadecimal digits", WRONG_USAGE)
+        raise Refusal(f"--digest {visible(digest)} is not a digest, which has twelve hexadecimal digits", WRONG_USAGE)
     return Wanted(key, None if digest is None else digest.lower(), operation, scope)
 
 
 def find(store: Browsable, which: Wanted, *, or_digest: bool = False) -> Iterator[Record]:
     """Yield the records of this key in every operation and scope, or of this digest.
 
-    `or_digest`: if no record has the key, it may be a digest. Only for reading: a tenant can choose a key that is the
+    With `or_digest`, a key that no record has may be a digest. Only for reading: a tenant can choose a key that is the
     digest of another's record.
     """
     if which.key is None:
@@ -89,7 +94,22 @@ def _with_digest(store: Browsable, query: Query, digest: str) -> list[Record]:
 
 def find_one(store: Browsable, which: Wanted) -> Record:
     """Return the one record of this key or digest. Raises `Refusal` if there is none, or more than one."""
-    found = list(itertools.islice(find(store, which), CANDIDATES_MAX + 1))
+    return _only(list(itertools.islice(find(store, which), CANDIDATES_MAX + 1)), which)
+
+
+def find_each(store: Browsable, keys: Sequence[str], digests: Sequence[str], query: Query) -> list[Record]:
+    """Return the one record of each key and digest. Raises `Refusal` if one has none, or more than one."""
+    which = [wanted(key, None, query.operation, query.scope) for key in dict.fromkeys(keys)]
+    found = [find_one(store, one) for one in which]
+    if digests:
+        sought = {one.digest: one for one in (wanted(None, one, query.operation, query.scope) for one in digests)}
+        seen = watched(records(store, query), f"looking for {', '.join(map(str, sought))}")
+        matching = [record for record in seen if record.address.digest in sought]
+        found += [_only([x for x in matching if x.address.digest == digest], sought[digest]) for digest in sought]
+    return list({record.address: record for record in found}.values())
+
+
+def _only(found: Sequence[Record], which: Wanted) -> Record:
     if not found:
         raise no_record(which)
     if len(found) > 1:
@@ -107,3 +127,34 @@ def no_record(which: Wanted) -> Refusal:
     digest = which.key is not None and DIGEST.fullmatch(which.key.lower())
     hint = f". If it is a digest from a log: --digest {which.key}" if digest else ""
     return Refusal(f"there is no record of {which}{hint}")
+
+
+def check_spelling(store: Browsable, query: Query, *, done: str) -> None:
+    """Refuse a scope or operation that no record has, whatever its state: "nothing is held" would hide the typo."""
+    named = query._replace(state=None)
+    if not _has_records(store, named) and _has_records(store, Query()):
+        raise Refusal(unmatched(store, named, done=done))
+
+
+def _has_records(store: Browsable, query: Query) -> bool:
+    return next(iter(records(store, query)), None) is not None
+
+
+def unmatched(store: Browsable, query: Query, *, of: str = "", done: str) -> str:
+    """Say that no record has the scope or operation of a query, which may be a typo; empty if it names neither."""
+    options = [("--scope", query.scope), ("--operation", query.operation)]
+    named = " ".join(f"{option} {shlex.quote(visible(value))}" for option, value in options if value is not None)
+    if not named:
+        return ""
+    said = f"no record{of and f' of {of}'} matches {named}: nothing was {done}"
+    found = list(itertools.islice(records(store, query._replace(operation=None)), LOOKED_AT_MAX + 1))
+    operations = sorted({visible(record.address.operation) for record in found})
+    if not operations and query.scope is not None:
+        check = "A scope is matched exactly, and `onefold ls` shows those in use: check its spelling, and the store"
+        return f"{said}. {check}"
+    if query.operation is None or not operations:
+        return said
+    if len(found) <= LOOKED_AT_MAX and len(operations) <= NAMED_MAX:
+        return f"{said}. Its operations are {', '.join(operations)}"
+    are = "is" if len(operations[:NAMED_MAX]) == 1 else "are"
+    return f"{said}. Among its operations {are} {', '.join(operations[:NAMED_MAX])}; `onefold stats` names all"

@@ -14,10 +14,10 @@ from onefold.stores.opening import without_password
 
 _URL: Final = re.compile(r"[\w+.-]+://\S*[@?]\S*")
 
-# A URL with a password, as it is typed, perhaps after the name of an option. A password may have any character.
+# A URL with a password, as it is typed, perhaps after the name of an option. A password may contain any character.
 _TYPED: Final = re.compile(r"([\w+.-]+)://([^:/?#@]*):.*@", re.DOTALL)
 
-# What was typed for this run of a command: the parts of URLs before a password.
+# The typed URLs of this run, up to their passwords.
 _beginnings: list[tuple[str, str]] = []
 
 
@@ -30,8 +30,8 @@ def masked(line: str) -> str:
     """Return the line without the passwords of the URLs that it quotes, whole, escaped, or cut."""
     for scheme, user in _beginnings:
         begins = rf"({re.escape(scheme)}:/{{1,2}}{re.escape(user)}:)(?!\*\*\*@)"
-        # To the last @ of the line: a password may have one. Without any it was cut, and everything after belongs to
-        # it.
+        # Up to the last @ of the line: a password may contain one. Without any it was cut, and everything after belongs
+        # to it.
         line = re.sub(rf"{begins}(?:.*@|.*\Z)", _without_rest, line, flags=re.DOTALL)
     return _URL.sub(lambda url: without_password(url[0]), line)
 

@@ -1,4 +1,4 @@
-"""Share the output of commands: the store behind `--store`, one line per error, output for people and pipes.
+"""The common output of commands: one line per error, output for people and pipes.
 
 On a terminal a table; in a pipe one line per row, tab-separated, complete and without colour. Data goes to standard
 output, messages about it to standard error.
@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final, NoReturn, ParamSpec
+from typing import Annotated, Final, NoReturn, ParamSpec
 
 import typer
 from rich.cells import cell_len
@@ -24,11 +24,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from onefold import Guard, MissingKey, OnefoldError, Policy, UsageError
+from onefold import MissingKey, OnefoldError, UsageError
 from onefold.cli._common.masking import masked
 from onefold.durations import FOREVER, UNITS, as_text
-from onefold.stores.base import Browsable, HasSchema
-from onefold.stores.kinds import blocking, kind_of
 
 P = ParamSpec("P")
 
@@ -38,18 +36,12 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 # The reader of our pipe is gone, as with `head`: other tools die of the signal, whose status this is.
 PIPE_CLOSED: Final = 128 + 13
 
-ENVIRONMENT: Final = "ONEFOLD_STORE"
-
 # Below two of a unit the next smaller one is shown: "90s" says more than "1m".
 FEW: Final = 2
 
-# Between two columns; and if a terminal leaves less than this for the last one, the terminal wraps.
+# Between two columns; and if a terminal leaves less than this for the last one, the rows are printed as blocks.
 GAP: Final = 2
 LAST_COLUMN_MIN: Final = 24
-
-CREATED_BY: Final = "A guard creates them with its first record, and `onefold schema URL --apply` at once"
-
-IN_PROCESS: Final = "a memory store lives inside its own process, and a command cannot look into it"
 
 
 class Format(StrEnum):
@@ -57,18 +49,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", envvar=ENVIRONMENT, show_default=False, help="The store's URL: sqlite:///onefold.db, say."),
-]
 ScopeOption = Annotated[
     str | None, typer.Option("--scope", show_default=False, help="Only this tenant or caller ('': those without one).")
 ]
 OperationOption = Annotated[
-    str | None, typer.Option("--operation", show_default=False, help="Only this operation: charge, say.")
+    str | None, typer.Option("--operation", show_default=False, help="Only this operation, such as charge.")
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many to print at most.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="The output format.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="The maximum number of records to print.")]
 
 
 class Refusal(Exception):
@@ -104,7 +92,7 @@ def ends_in_one_line(command: Callable[P, None]) -> Callable[P, None]:
             _hush()
             _stop(str(error), FAILED)
         except RecursionError:
-            _stop("what it was given is nested too deeply to be read", WRONG_USAGE)
+            _stop("the input is nested too deeply to be read", WRONG_USAGE)
         except UnicodeEncodeError as error:
             # A shell passes any bytes on; bytes that are not text were decoded to halves of surrogate pairs.
             _stop(f"{error.object!a} is not text in UTF-8", WRONG_USAGE)
@@ -125,7 +113,7 @@ def _write_what_can_be_written() -> None:
 
 
 def _hush() -> None:
-    """Discard what is still buffered: at exit Python would try to write it once more, and wait or complain."""
+    """Discard buffered output: at exit Python would try to write it once more, and wait or complain."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -135,65 +123,6 @@ def _hush() -> None:
 def note(line: str) -> None:
     """Print one line about the work, next to the data."""
     typer.echo(f"onefold: {visible(' '.join(masked(line).split()))}", err=True)
-
-
-@contextlib.contextmanager
-def opened(url: str | None, *, policy: Policy | None = None, may_be_new: bool = False) -> Iterator[Guard]:
-    """Open a guard on the store behind this URL, which can list its records.
-
-    Tables are created only if the store may be new. Otherwise they have to exist, and a command on the wrong database
-    refuses: "nothing is on hold" would be a lie there.
-    """
-    if not url:
-        raise Refusal(
-            f"which store? Pass --store URL (--store sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE
-        )
-    if kind_of(url).in_process:
-        raise Refusal(IN_PROCESS, WRONG_USAGE)
-    with Guard(blocking(url), policy=policy) as guard:
-        store = _store_of(guard)
-        _check_browsable(store)
-        if not may_be_new:
-            check_schema(store, url)
-        yield guard
-
-
-def _store_of(guard: Guard) -> Any:
-    try:
-        return guard.store
-    except ImportError as error:
-        raise Refusal(f"the driver of this store is not installed: {error}") from error
-
-
-def _check_browsable(store: Any) -> None:
-    if not isinstance(store, Browsable):
-        raise Refusal(
-            f"{type(store).__name__} cannot list its records. Use guard.read, guard.resolve and guard.forget in Python"
-        )
-
-
-def check_schema(store: Any, url: str) -> None:
-    """Raise `Refusal` unless the store's tables exist, and create none from now on, nor upgrade older ones."""
-    missing = missing_schema(store, url)
-    if missing is not None:
-        raise Refusal(missing)
-
-
-def missing_schema(store: Any, url: str) -> str | None:
-    """Say that the store has no tables, and what to do; None: they exist, or it needs none. Create none."""
-    if not isinstance(store, HasSchema):
-        return None
-    path = getattr(store, "path", None)
-    if isinstance(path, str) and not os.path.exists(path):
-        return f"there is no file {path}, so there are no Onefold tables, and none were created. {CREATED_BY}"
-    store.auto_schema = False
-    if store.schema_exists():
-        return None
-    from onefold.cli._common.store_argument import display_url
-
-    return (
-        f"there are no Onefold tables in {display_url(url)}, and none were created. Is it the right store? {CREATED_BY}"
-    )
 
 
 def on_terminal() -> bool:
@@ -221,21 +150,52 @@ class Listing:
         typer.echo("\n".join("\t".join(visible(cell) or "-" for cell in line) for line in lines), err=self._err)
 
     def _print_table(self, rows: Sequence[Sequence[str]]) -> None:
-        """Print a table without empty columns; only the last one is folded: the others are for copying."""
+        """Print a table without empty columns; fold only the last one: the others are for copying.
+
+        On a terminal that is too narrow for the table, each row is a block, with a line for each column.
+        """
         shown = [index for index in range(len(self._columns)) if any(row[index] for row in rows)]
+        console = Console(highlight=False, stderr=self._err)
+        cells = [[row[index] for index in shown] for row in rows]
+        if not fits([self._columns[index] for index in shown], cells, console.width):
+            self._print_blocks(rows, console)
+            return
         table = Table(box=None, pad_edge=False)
         for index in shown:
             table.add_column(self._columns[index], no_wrap=index != shown[-1], overflow="fold")
         for row in rows:
-            # Text, because a key may hold what would be markup in a string.
+            # As `Text`, because a key may contain characters that would be markup in a string.
             table.add_row(*(Text(row[index], style=self._style(index, row[index])) for index in shown))
-        widths = [max(cell_len(line[index]) for line in (self._columns, *rows)) + GAP for index in shown[:-1]]
-        console = Console(highlight=False, stderr=self._err)
-        console.width = max(console.width, sum(widths) + LAST_COLUMN_MIN)
         console.print(table, crop=False)
+
+    def _print_blocks(self, rows: Sequence[Sequence[str]], console: Console) -> None:
+        for row in rows:
+            if self._begun:
+                console.print()
+            self._begun = True
+            styles = [self._style(index, cell) for index, cell in enumerate(row)]
+            for line in block(self._columns, row, styles):
+                # The terminal wraps it, so that a long key is copied without a break.
+                console.print(line, soft_wrap=True)
 
     def _style(self, index: int, cell: str) -> str:
         return self._styles.get(cell, "") if self._columns[index] == "state" else ""
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Return whether a table is readable at this width: only its last column may be folded, and not to a ribbon."""
+    widths = [max(cell_len(line[index]) for line in (columns, *rows)) for index in range(len(columns))]
+    return sum(widths[:-1]) + GAP * (len(widths) - 1) + min(widths[-1], LAST_COLUMN_MIN) <= width
+
+
+def block(columns: Sequence[str], row: Sequence[str], styles: Sequence[str] = ()) -> list[Text]:
+    """Return one row as lines, each with the name of a column and its cell; empty cells are left out."""
+    margin = max(map(cell_len, columns)) + GAP
+    return [
+        Text(f"{name:<{margin}}", style="bold").append(Text(cell, style=f"not bold {style}".strip()))
+        for name, cell, style in zip(columns, row, styles or [""] * len(row), strict=True)
+        if cell
+    ]
 
 
 class JsonArray:
@@ -266,22 +226,6 @@ def counting(what: str, unit: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda count: progress.update(task, completed=count)
-
-
-def check_terminal() -> None:
-    if not sys.stdin.isatty():
-        raise Refusal(
-            "there is no terminal to ask on, and nothing was changed. Pass --yes if you are sure", WRONG_USAGE
-        )
-
-
-def agreed(question: str) -> bool:
-    """Return whether the person at the terminal says yes."""
-    typer.echo(f"{question} [y/N] ", err=True, nl=False)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        typer.echo(err=True)
-    return answer.strip().lower() in ("y", "yes")
 
 
 def visible(text: str) -> str:

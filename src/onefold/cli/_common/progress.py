@@ -1,4 +1,4 @@
-"""Share progress and a final summary between the commands that go through a whole store."""
+"""The common progress and summary of the commands that go through a whole store."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from typing import Annotated, Any, Final
 import typer
 
 from onefold import Guard, StoreUnavailable
-from onefold.cli._common.output import ENVIRONMENT, INTERRUPTED, WRONG_USAGE, Refusal, counting, missing_schema, note
+from onefold.cli._common.opening import missing_schema
+from onefold.cli._common.output import INTERRUPTED, Refusal, counting, note
 from onefold.stores.memory import MemoryStore
 
-UrlArgument = Annotated[
-    str | None, typer.Argument(metavar="URL", envvar=ENVIRONMENT, show_default=False, help="The store's URL.")
-]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count only; write nothing.")]
 
 AGAIN: Final = "Run it again for the rest"
 
 
-def given(url: str | None) -> str:
-    """Return the URL, from the command line or the environment."""
-    if not url:
-        raise Refusal(f"which store? Pass its URL (sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE)
-    return url
-
-
 @contextmanager
 def summed_up(what: str, unit: str, summary: Callable[[], str]) -> Iterator[Callable[[int], None]]:
-    """Show progress for work that may be stopped at any time: then a line says how far it came, if anywhere."""
+    """Show progress for work that may be stopped at any time: then print how far it came, if anywhere."""
     try:
         with counting(what, unit) as tell:
             yield tell
@@ -42,7 +33,7 @@ def summed_up(what: str, unit: str, summary: Callable[[], str]) -> Iterator[Call
 
 
 def into(guard: Guard, url: str, *, dry_run: bool) -> Any:
-    """Return the store to write to. For a dry run one without tables is an empty store, and none are created."""
+    """Return the store to write to. In a dry run a store without tables counts as empty, and none are created."""
     if not dry_run:
         return guard.store
     missing = missing_schema(guard.store, url)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,9 +19,6 @@ from onefold._delivery.earlier_ending import finished
 from onefold.cli._common.output import about, visible
 from onefold.codecs import PLAIN, TYPED
 from onefold.http._shared.intents import OPERATION as INTENT
-
-# The first words of a remark that a person has made.
-RESOLVED: Final = "resolved as "
 
 COLUMNS: Final = ("scope", "operation", "key", "digest", "state", "attempt", "age", "left", "remark")
 
@@ -33,7 +31,7 @@ STYLES: Final[dict[str, str]] = {
 }
 
 MEANINGS: Final = {
-    State.RUNNING: "a worker runs it, or died while it did",
+    State.RUNNING: "a worker is running it, or died while running it",
     State.OPEN: "released: the next delivery runs it",
     State.DONE: "every duplicate gets the result",
     State.FAILED: "every duplicate gets the error",
@@ -57,8 +55,8 @@ def row(record: Record) -> tuple[str, ...]:
 
 def remark(record: Record) -> str:
     """Return the latest remark, without earlier ones."""
-    if record.history:
-        return record.history[0]
+    if record.latest_remark:
+        return record.latest_remark
     return PENDING if _is_pending(record) else ""
 
 
@@ -80,14 +78,14 @@ def behind_dead_bypass(record: Record) -> Record | None:
 
 
 def name(record: Record) -> str:
-    """Return the record as a sentence names it."""
+    """Return the record's name for use in a sentence."""
     address = record.address
     whose = f" of {visible(address.scope)}" if address.scope else ""
     return f"{visible(address.operation)} {visible(address.key)}{whose} [key {address.digest}]"
 
 
 def summary(record: Record) -> dict[str, object]:
-    """Return what `ls` and `held` print as JSON. Durations are seconds, and null is forever."""
+    """Return the JSON document of `ls` and `held`. Durations are seconds, and null is forever."""
     address = record.address
     return {
         "scope": address.scope,
@@ -104,7 +102,7 @@ def summary(record: Record) -> dict[str, object]:
 
 
 def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
-    """Return everything as JSON; bytes are base64. Downstream keys only if asked for, by name."""
+    """Return everything as JSON; bytes are base64. Downstream keys only if requested by name."""
     form, value = result_of(record)
     downstream = {"key_for": {name: record.key_for(name) for name in key_for}} if key_for else {}
     return (
@@ -140,7 +138,7 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         *(("key for", f"{visible(name)}: {record.key_for(name)}") for name in key_for),
         ("state", f"{record.state.value}: {_meaning(record)}"),
         ("remark", visible(remark(record)) or "none"),
-        *(("before", visible(earlier)) for earlier in record.history[1:]),
+        *(("history", visible(_with_time_first(one))) for one in _resolutions(record)),
         ("attempt", _attempts(record)),
         ("age", f"{about(record.age)} since {_began(record)}"),
         ("lease", lease),
@@ -153,6 +151,20 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
     ]
 
 
+# As `guard.resolve` writes it: who, when and why.
+_SIGNED: Final = re.compile(r"(resolved as \w+ by .*?) at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)(: .*)", re.DOTALL)
+
+
+def _resolutions(record: Record) -> tuple[str, ...]:
+    """Return the history of a record that was resolved by hand, also before its latest run."""
+    return record.history if record.was_resolved or record.latest_remark != record.remark else ()
+
+
+def _with_time_first(one: str) -> str:
+    """Return a line of the history that begins with its time, if it has one."""
+    return _SIGNED.sub(r"\2 \1\3", one)
+
+
 def _meaning(record: Record) -> str:
     if _is_pending(record):
         return PENDING_MEANING
@@ -162,22 +174,19 @@ def _meaning(record: Record) -> str:
     return f"a bypass died; duplicates still get the earlier ending, which is {earlier.state.value}"
 
 
-def _was_rerun(record: Record) -> bool:
-    """Return whether a person has let it run again, with all its attempts ahead: attempts and age count from there."""
-    return any(one.startswith(f"{RESOLVED}rerun") for one in record.history)
-
-
 def _attempts(record: Record) -> str:
     if record.attempt:
         return f"{record.attempt}"
-    return "0 since it was resolved as a rerun" if _was_rerun(record) else "0: no handler was started yet"
+    return "0 since it was resolved as a rerun" if record.was_rerun else "0: no handler was started yet"
 
 
 def _began(record: Record) -> str:
-    if _was_rerun(record):
+    if record.bypasses and record.was_rerun:
+        # Its record does not show which of them was later.
+        return "it was bypassed, or resolved as a rerun, whichever was later"
+    if record.was_rerun:
         return "it was resolved as a rerun"
-    # Once it has run again, its record does not say from which of them on it counts.
-    return "its first claim, or the last time that it was bypassed or resolved as a rerun"
+    return "it was bypassed" if record.bypasses else "its first claim"
 
 
 def steps(record: Record) -> list[str] | None:
@@ -185,9 +194,9 @@ def steps(record: Record) -> list[str] | None:
     if not record.notes:
         return None
     try:
-        # Under the empty name a running bypass keeps what it has found.
+        # A running bypass keeps the outcome that it found under the empty name.
         return [str(step) for step in msgspec.msgpack.decode(record.notes, type=dict[str, Any]) if step]
-    except Exception:  # noqa: BLE001 - whatever is wrong with foreign bytes, they are not a log of steps
+    except Exception:  # noqa: BLE001 - foreign bytes, whatever is wrong with them, are not a log of steps
         return []
 
 
@@ -219,7 +228,7 @@ def _result_as_text(record: Record, indent: int | None) -> str:
 
 
 def _as_json(value: Any, depth: int) -> Any:
-    """Convert MessagePack values to JSON; those that JSON lacks get a mark."""
+    """Convert MessagePack values to JSON; mark those that JSON lacks."""
     if depth == 0:
         raise ValueError("nested too deeply")
     match value:
@@ -236,7 +245,7 @@ def _as_json(value: Any, depth: int) -> Any:
         case msgspec.msgpack.Ext():
             return {"extension": value.code, "base64": _base64(bytes(value.data))}
         case _:
-            # An instant, the one type that MessagePack itself adds.
+            # A timestamp, the one type that MessagePack itself adds.
             return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

@@ -1,4 +1,4 @@
-"""`onefold doctor`: report what is wrong with a store, or with the stores of a configuration, and how to fix it."""
+"""`onefold doctor`: report problems of a store, or of the stores of a configuration, and how to fix them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,7 @@ from onefold.cli._common.output import (
     print_json,
     visible,
 )
-from onefold.cli._common.store_argument import (
-    Unset,
-    WhereArgument,
-    display_url,
-    named,
-    stores_to_examine,
-    without_secrets,
-)
+from onefold.cli._common.store_option import StoresOption, Target, Unset, the_stores, without_secrets
 from onefold.durations import as_text
 from onefold.health import Check, Grade, Report, examine
 from onefold.health.examine import unreachable
@@ -47,31 +40,27 @@ TIMEOUT: Final = "30s"
 
 
 def doctor(
-    where: WhereArgument = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for yellow, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for yellow as well.")] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long one store may take.")] = TIMEOUT,
+    store: StoresOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Connect to a store, or to every store of a file, and report what is wrong with it and how to fix it.
+    """Connect to a store, or to several, and report what is wrong with it and how to fix it.
 
     It creates no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
-    cannot be reached or the file cannot be used.
+    cannot be reached or a configuration cannot be used.
     """
     patience = seconds_of(timeout, "--timeout")
     if patience == 0:
         raise Refusal("--timeout 0s leaves no time to answer", WRONG_USAGE)
-    examined: list[tuple[str, str, Report]] = []
-    for name, url in stores_to_examine(named(where)):
-        if isinstance(url, Unset):
-            at, report = url.display_url, unreachable(f"{url}: its store is not known")
-        else:
-            at, report = display_url(url), _examined(name, url, patience)
+    targets, reports = the_stores(store), list[Report]()
+    for target in targets:
+        report = _examined(target, patience, alone=len(targets) == 1)
         if format is Format.TABLE:
-            _print(name, at, report, first=not examined)
-        examined.append((name, at, report))
-    reports = [report for _, _, report in examined]
+            _print(target, report, first=not reports)
+        reports.append(report)
     if format is Format.JSON:
-        print_json([_document(name, at, report) for name, at, report in examined])
+        print_json([_document(target, report) for target, report in zip(targets, reports, strict=True)])
     else:
         _sum_up(reports)
     raise typer.Exit(status(reports, strict=strict))
@@ -85,13 +74,16 @@ def status(reports: list[Report], *, strict: bool) -> int:
     return FAILED if any(report.count(grade) for report in reports for grade in bad) else 0
 
 
-def _examined(name: str, url: str, patience: float) -> Report:
-    """Return the report of one store, without secrets. One that cannot be opened does not hide the others of a file."""
+def _examined(target: Target, patience: float, *, alone: bool) -> Report:
+    """Return the report of one store, without secrets. A store that cannot be opened does not hide the others."""
+    url = target.url
+    if isinstance(url, Unset):
+        return unreachable(f"{url}, so its store is unknown")
     try:
         found = _within(patience, url)
     except UsageError as error:
         text = without_secrets(str(error), url)
-        if not name:
+        if alone and not target.name:
             raise Refusal(text, WRONG_USAGE) from None
         return unreachable(text)
     checks = (check._replace(reason=without_secrets(check.reason, url)) for check in found.checks)
@@ -105,14 +97,14 @@ def _within(patience: float, url: str) -> Report:
     def work() -> None:
         try:
             answers.put(_report(url))
-        except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             answers.put(error)
 
     threading.Thread(target=work, daemon=True, name="onefold-doctor").start()
     try:
         found = answers.get(timeout=min(patience, threading.TIMEOUT_MAX))
     except queue.Empty:
-        return unreachable(f"it did not answer within {as_text(patience)}. Is it up? Then raise --timeout")
+        return unreachable(f"it did not answer within {as_text(patience)}. If it is up, raise --timeout")
     if isinstance(found, BaseException):
         raise found
     return found
@@ -135,18 +127,20 @@ def _missing_file(store: object) -> str | None:
         return None
     return (
         f"there is no file {path}. Is the URL right? A guard creates the file with its first record, and "
-        "`onefold schema URL --apply` at once"
+        "`onefold schema --store URL --apply` at once"
     )
 
 
-def _document(name: str, where: str, report: Report) -> dict[str, object]:
+def _document(target: Target, report: Report) -> dict[str, object]:
     checks = [check._asdict() for check in report.checks]
     counts = {grade.value: report.count(grade) for grade in Grade}
-    return {"store": name or None, "place": where, "reached": report.reached, **counts, "checks": checks}
+    where = {"name": target.name or None, "store": target.place}
+    return where | {"reached": report.reached, **counts, "checks": checks}
 
 
-def _print(name: str, where: str, report: Report, *, first: bool) -> None:
+def _print(target: Target, report: Report, *, first: bool) -> None:
     """Print a table on a terminal; in a pipe one tab-separated line per check."""
+    name, where = target.name, target.place
     title = f"{name} ({where})" if name else where
     if not on_terminal():
         if first:
@@ -160,7 +154,7 @@ def _print(name: str, where: str, report: Report, *, first: bool) -> None:
     for wraps in (False, False, True):
         table.add_column(no_wrap=not wraps, overflow="fold")
     for check in report.checks:
-        table.add_row(_sign(check), Text(check.name), _words(check))
+        table.add_row(_sign(check), Text(check.name), _text(check))
     console.print(Text(visible(title), style="bold"))
     console.print(table)
 
@@ -169,7 +163,7 @@ def _sign(check: Check) -> Text:
     return Text(f"{SYMBOLS[check.grade]} {check.grade.value}", style=STYLES[check.grade])
 
 
-def _words(check: Check) -> Text:
+def _text(check: Check) -> Text:
     text = Text(visible(check.reason))
     if check.fix:
         text.append(f"\n-> {visible(check.fix)}", style="bold")

@@ -14,7 +14,10 @@ import msgspec
 import typer
 
 from onefold import Guard, InProgress, Record
-from onefold.cli._common.find import records, watched
+from onefold.cli._common import asking
+from onefold.cli._common.asking import YesOption
+from onefold.cli._common.find import records, unmatched, watched
+from onefold.cli._common.opening import opened
 from onefold.cli._common.output import (
     FAILED,
     WRONG_USAGE,
@@ -22,14 +25,12 @@ from onefold.cli._common.output import (
     FormatOption,
     OperationOption,
     Refusal,
-    agreed,
-    check_terminal,
     note,
-    opened,
     print_json,
     visible,
 )
-from onefold.cli._common.progress import DryRunOption, UrlArgument, given, summed_up
+from onefold.cli._common.progress import DryRunOption, summed_up
+from onefold.cli._common.store_option import StoreOption, the_store
 from onefold.health.report import counted
 from onefold.maintenance.purge import purge
 from onefold.stores.base import Query
@@ -43,10 +44,10 @@ NAMED_MAX: Final = 10
 
 
 class Erased(msgspec.Struct):
-    """How far it came."""
+    """The progress of an erasure."""
 
     erased: int = 0
-    # A worker is running them, or they came meanwhile.
+    # A worker is running them, or they were written meanwhile.
     left: int = 0
     purged: int = 0
 
@@ -57,9 +58,9 @@ class Erased(msgspec.Struct):
 
 
 class Removals:
-    """The removals in progress. At its end there are none, so that the count is true even after an interrupt.
+    """The removals in progress. At its end there are none, so that the count is correct even after an interrupt.
 
-    An executor does not wait for a thread during whose start the interrupt came.
+    An executor does not wait for a thread that was being started when the interrupt came.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class Removals:
 
     @contextmanager
     def one(self) -> Iterator[bool]:
-        """Begin a removal, and end it. False: it is too late to begin."""
+        """Begin a removal, and end it. Yield False if it is too late to begin."""
         with self._changed:
             if self._is_over:
                 yield False
@@ -92,11 +93,11 @@ class Removals:
 
 
 def erase(
-    url: UrlArgument = None,
-    scope: Annotated[str, typer.Option("--scope", help="The tenant or caller. Needed.", show_default=False)] = "",
+    scope: Annotated[str, typer.Option("--scope", help="The tenant or caller. Required.", show_default=False)] = "",
     operation: OperationOption = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
+    store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Remove all records of a tenant or caller. Anything delivered for it after that runs, whatever happened before.
@@ -107,22 +108,25 @@ def erase(
     """
     if not scope:
         # In a script, an empty scope is an unset variable; and the callers without a scope are not a tenant.
-        raise Refusal("whose records? Say --scope NAME, which must not be empty", WRONG_USAGE)
-    where, query = given(url), Query(scope=scope, operation=operation)
+        raise Refusal("whose records? Pass --scope NAME, which must not be empty", WRONG_USAGE)
+    where, query = the_store(store), Query(scope=scope, operation=operation)
     if not (yes or dry_run):
-        check_terminal()
+        asking.check_terminal()
     with opened(where) as guard:
         running, by_operation = _counted(guard, query)
         count = by_operation.total()
-        if dry_run:
-            _print(Erased(count - running, running), by_operation, scope, format, dry_run=True)
-            return
-        if count and not yes and not agreed(_question(scope, running, by_operation)):
-            raise Refusal("nothing was changed")
-        erased = _erase(guard, query)
-        _print(erased, by_operation, scope, format, dry_run=False)
-    if erased.left:
-        note(f"{erased.left:,} are left: a worker runs them, or they came meanwhile. Run it again when they have ended")
+        if count and not (yes or dry_run):
+            asking.confirm(_question(scope, running, by_operation))
+        erased = Erased(count - running, running) if dry_run else _erase(guard, query)
+        _print(erased, by_operation, scope, format, dry_run=dry_run)
+        if not (count or erased.erased or erased.left):
+            # Not an error: what was interrupted is run again until nothing is left.
+            note(unmatched(guard.store, query, done="erased"))
+    if erased.left and not dry_run:
+        note(
+            f"{erased.left:,} are left: a worker is running them, or they arrived during the erasure. Run it again "
+            "when they have ended"
+        )
         raise typer.Exit(FAILED)
 
 

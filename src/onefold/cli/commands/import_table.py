@@ -7,32 +7,46 @@ from typing import Annotated, Final
 import typer
 
 from onefold.cli._common.durations import seconds_of
-from onefold.cli._common.output import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, opened, print_json
+from onefold.cli._common.opening import opened
+from onefold.cli._common.output import FAILED, WRONG_USAGE, Format, FormatOption, Refusal, note, print_json
 from onefold.cli._common.progress import DryRunOption, into, summed_up
+from onefold.cli._common.store_option import store_named
 from onefold.health.report import counted
 from onefold.maintenance.imports import Rows, Tally, importing
 from onefold.maintenance.table import Table
 from onefold.stores.table_reader import reading
 
-# The command does not know how late duplicates can come, and what was done once must not be done again.
+# The command does not know how late duplicates can come, and a finished delivery must not run again.
 KEEP: Final = "forever"
 
 
 def import_table(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="The database with the table: postgresql://, mysql://, sqlite:.")
-    ],
-    table: Annotated[str, typer.Option("--table", help="The table, or a view. Needed.", show_default=False)] = "",
-    key: Annotated[str, typer.Option("--key", help="The column with the key. Needed.", show_default=False)] = "",
-    store: Annotated[str, typer.Option("--into", help="The URL of the store. Needed.", show_default=False)] = "",
+    database: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="DATABASE",
+            show_default=False,
+            help="The database with the table: postgresql://, mysql://, sqlite:, or a name in onefold.yaml. Required.",
+        ),
+    ] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="STORE",
+            show_default=False,
+            help="The store: its URL, or its name in onefold.yaml. Required.",
+        ),
+    ] = "",
+    table: Annotated[str, typer.Option("--table", help="The table, or a view. Required.", show_default=False)] = "",
+    key: Annotated[str, typer.Option("--key", help="The column with the key. Required.", show_default=False)] = "",
     operation: Annotated[
         str | None, typer.Option("--operation", show_default=False, help="The operation of all rows.")
     ] = None,
     operation_column: Annotated[
         str | None,
-        typer.Option(
-            "--operation-column", show_default=False, help="The column with the operation, where rows differ."
-        ),
+        typer.Option("--operation-column", show_default=False, help="The column with the operation, if rows differ."),
     ] = None,
     scope_column: Annotated[
         str | None, typer.Option("--scope-column", show_default=False, help="The column with the tenant or caller.")
@@ -41,9 +55,10 @@ def import_table(
         str | None, typer.Option("--at", show_default=False, help="The column that says when it was done.")
     ] = None,
     result_column: Annotated[
-        str | None, typer.Option("--result-column", show_default=False, help="The column with what duplicates get.")
+        str | None,
+        typer.Option("--result-column", show_default=False, help="The column with the result that duplicates get."),
     ] = None,
-    keep: Annotated[str, typer.Option("--keep", help="How long a record stays, counted from --at: 30d, say.")] = KEEP,
+    keep: Annotated[str, typer.Option("--keep", help="How long a record is kept, from --at on, such as 30d.")] = KEEP,
     dry_run: DryRunOption = False,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
@@ -53,28 +68,26 @@ def import_table(
 
     Exits with 0 if every row was imported, already known or expired, 1 if some could not be used.
     """
-    if not (table and key and store):
-        raise Refusal("say --table NAME, --key COLUMN and --into URL", WRONG_USAGE)
+    if not (database and store and table and key):
+        raise Refusal("pass --from DATABASE, --to STORE, --table NAME and --key COLUMN", WRONG_USAGE)
     if operation is not None and operation_column is not None:
         raise Refusal(
-            "--operation is that of all rows, and --operation-column where rows differ: say one of them", WRONG_USAGE
+            "--operation is for all rows, --operation-column for rows that differ: pass one of them", WRONG_USAGE
         )
     if operation is None and operation_column is None:
-        raise Refusal(
-            "say what was done: --operation NAME, or --operation-column COLUMN where rows differ", WRONG_USAGE
-        )
+        raise Refusal("name the operation: --operation NAME, or --operation-column COLUMN if rows differ", WRONG_USAGE)
     ttl = seconds_of(keep, "--keep")
     if ttl == 0:
         raise Refusal("--keep 0s would import nothing", WRONG_USAGE)
     columns = Table(table, key, scope_column, operation_column, at, result_column)
-    tally = Tally()
+    url, tally = store_named(store), Tally()
     with (
-        reading(url) as reader,
-        opened(store, may_be_new=True) as target,
+        reading(store_named(database)) as reader,
+        opened(url, may_be_new=True) as target,
         summed_up("importing", "rows", lambda: _summary(tally, dry_run=dry_run) if tally.seen else "") as tell,
     ):
         rows = Rows(reader, columns, operation=operation, keep=ttl)
-        for _ in importing(rows, into(target, store, dry_run=dry_run), tally=tally, dry_run=dry_run):
+        for _ in importing(rows, into(target, url, dry_run=dry_run), tally=tally, dry_run=dry_run):
             tell(tally.seen)
     _print(tally, format, dry_run=dry_run)
     for reason in tally.reasons.values():

@@ -29,7 +29,7 @@ def lint(
     ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
     format: Annotated[  # noqa: A002 - the option's name
-        LintFormat, typer.Option("--format", help="How to print.")
+        LintFormat, typer.Option("--format", help="The output format.")
     ] = LintFormat.TEXT,
 ) -> None:
     """Find what will fail in production: records that expire before duplicates stop, money on a store that forgets...
@@ -47,9 +47,14 @@ def lint(
     _print(format, len(files), found, problems)
     for configuration in read_files:
         for variable in _hiding(configuration):
-            note(f"{configuration.file}: {variable} is not set, so the kind of its store is not known, and not judged")
+            note(
+                f"{configuration.file}: {variable} is not set, so the kind of its store is unknown and was not checked"
+            )
         for store in configuration.unowned:
-            note(f"{configuration.file}: stores.{store}.url is of a kind that no package here has, and is not judged")
+            note(
+                f"{configuration.file}: stores.{store}.url names a kind of store that is not installed, so it was "
+                "not checked"
+            )
     if format is LintFormat.TEXT:
         _sum_up(read_files, found, problems)
     if problems or found:
@@ -69,7 +74,7 @@ def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
 
 
 def _hiding(configuration: Configuration) -> list[str]:
-    """Return the variables without which the kind of store behind a URL is unknown."""
+    """Return the variables without which the kind of a store is unknown."""
     hidden = [store.name for store in configuration.stores.values() if store.url is None and not store.kind]
     return [*dict.fromkeys(one for name in hidden for one in configuration.unset_of(name))]
 

@@ -15,20 +15,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onefold import Guard, OnefoldError, StoreUnavailable, UsageError
 from onefold.cli._common.durations import pause_of
+from onefold.cli._common.opening import IN_PROCESS, missing_schema
 from onefold.cli._common.output import (
     FAILED,
-    IN_PROCESS,
     WRONG_USAGE,
     Format,
     FormatOption,
     Listing,
     Refusal,
-    missing_schema,
     note,
     print_json,
     visible,
 )
-from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in, without_secrets
+from onefold.cli._common.store_option import StoresOption, Target, the_stores
 from onefold.durations import as_text
 from onefold.maintenance import purge as purging
 from onefold.stores.base import Inspectable
@@ -41,7 +40,6 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def purge(
-    where: WhereArgument = None,
     every: Annotated[
         str | None,
         typer.Option(
@@ -51,19 +49,21 @@ def purge(
     batch: Annotated[int, typer.Option("--batch", help="How many records one transaction removes.")] = purging.BATCH,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", show_default=False, help="How many to remove at most, of each store."),
+        typer.Option("--limit", show_default=False, help="The maximum number of records to remove from each store."),
     ] = None,
+    store: StoresOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Remove expired records, in small batches with pauses in between, alongside the work.
 
     Several may run at once: each takes rows that no other has. Ctrl-C and SIGTERM end it after the batch in progress.
-    Exits with 0 if nothing is left (with --every: if it was stopped), 1 if a store cannot be purged, 2 if the URL, the
-    file or an option cannot be used, 128 plus the signal's number if it was stopped early.
+    Exits with 0 if nothing is left (with --every: if it was stopped), 1 if a store cannot be purged, 2 if a URL, a
+    configuration or an option cannot be used, 128 plus the signal's number if it was stopped early.
     """
     pause = None if every is None else pause_of(every, "--every")
     purging.check(batch=batch, limit=limit)
-    jobs = [Job(name, url) for name, url in stores_in(named(where))]
+    targets = the_stores(store)
+    jobs = [Job(target, alone=len(targets) == 1) for target in targets]
     with _stopping() as stop:
         for _ in purging.passes(pause if any(job.waits_for_us for job in jobs) else None, stop.asked):
             for job in jobs:
@@ -79,16 +79,17 @@ def purge(
 class Job:
     """One store, and how many records were removed from it so far."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name = name
-        self.url = url
+    def __init__(self, target: Target, *, alone: bool) -> None:
+        self.target = target
+        self.alone = alone
+        self.url = target.url_to_open()
         self.removed = self.batches = 0
         self.seconds = 0.0
         # Whether nothing was left at the end of the last pass.
         self.finished = False
-        # What a person has to know: why there is nothing to do, or why it was not done.
+        # For people: why there is nothing to do, or why it was not done.
         self.remark = self.problem = ""
-        kind = kind_of(url)
+        kind = kind_of(self.url)
         if kind.in_process:
             raise Refusal(IN_PROCESS, WRONG_USAGE)
         self.waits_for_us = not kind.expires_by_itself
@@ -98,10 +99,10 @@ class Job:
 
     @property
     def title(self) -> str:
-        return f"{self.name} ({display_url(self.url)})" if self.name else display_url(self.url)
+        return f"{self.target.name} ({self.target.place})" if self.target.name else self.target.place
 
     def do(self, batch: int, limit: int | None, stop: threading.Event, *, goes_on: bool) -> None:
-        """Do one pass. A store that fails does not keep others from being purged, nor itself from the next pass."""
+        """Make one pass. A failing store does not keep others from being purged, nor itself from the next pass."""
         if not self.waits_for_us or stop.is_set():
             return
         self.problem = ""
@@ -110,10 +111,10 @@ class Job:
                 self._purge(_store_of(guard), batch, limit, stop)
         except OnefoldError as error:
             self.finished = False
-            self.problem = without_secrets(str(error), self.url)
-            if isinstance(error, UsageError) or not (self.name or goes_on):
+            self.problem = self.target.without_secrets(str(error))
+            if isinstance(error, UsageError) or (self.alone and not goes_on):
                 raise Refusal(self.problem, WRONG_USAGE if isinstance(error, UsageError) else FAILED) from None
-            store = f"{self.name}: " if self.name else ""
+            store = "" if self.alone and not self.target.name else f"{self.target.name or self.target.place}: "
             note(f"{store}{self.problem}{'. It is tried again at the next pass' if goes_on else ''}")
 
     def _purge(self, store: Any, batch: int, limit: int | None, stop: threading.Event) -> None:
@@ -135,8 +136,8 @@ class Job:
 
     def document(self) -> dict[str, object]:
         return {
-            "store": self.name or None,
-            "place": display_url(self.url),
+            "name": self.target.name or None,
+            "store": self.target.place,
             "removed": self.removed,
             "batches": self.batches,
             "seconds": round(self.seconds, 3),
@@ -162,7 +163,7 @@ def _waiting(store: Any) -> int:
 
 @contextmanager
 def _progress(title: str, waiting: int, limit: int | None) -> Iterator[Callable[[int], None] | None]:
-    """Show a bar on a terminal's standard error. If more wait than the store counts, it has no known end."""
+    """Show a bar on a terminal's standard error; without a known end if more are expired than the store counts."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -181,7 +182,7 @@ def _progress(title: str, waiting: int, limit: int | None) -> Iterator[Callable[
 
 
 class Stop:
-    """Whether it was asked to stop, and by which signal."""
+    """The request to stop, and the signal it came by."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -190,7 +191,7 @@ class Stop:
 
 @contextmanager
 def _stopping() -> Iterator[Stop]:
-    """Stop after the current batch at the first signal; the second one acts at once, as always."""
+    """Stop after the current batch at the first signal; let the second one act at once, as always."""
     stop = Stop()
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in SIGNALS}
 
@@ -214,11 +215,11 @@ def _print(jobs: list[Job], format_: Format) -> None:
         print_json({"removed": sum(job.removed for job in jobs), "stores": [job.document() for job in jobs]})
         return
     rows = [
-        (job.name, display_url(job.url), str(job.removed), str(job.batches), f"{job.seconds:.1f}")
+        (job.target.name, job.target.place, str(job.removed), str(job.batches), f"{job.seconds:.1f}")
         for job in jobs
         if job.waits_for_us
     ]
-    Listing(("store", "place", "removed", "batches", "seconds")).add(rows)
+    Listing(("name", "store", "removed", "batches", "seconds")).add(rows)
 
 
 def _sum_up(jobs: list[Job]) -> None:

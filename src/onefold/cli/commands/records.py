@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from onefold import Record, State
-from onefold.cli._common.find import find, no_record, records, wanted, watched
+from onefold.cli._common.find import check_spelling, find, no_record, records, wanted, watched
+from onefold.cli._common.opening import opened
 from onefold.cli._common.output import (
-    ENVIRONMENT,
     Format,
     FormatOption,
     JsonArray,
@@ -26,11 +26,9 @@ from onefold.cli._common.output import (
     Listing,
     OperationOption,
     ScopeOption,
-    StoreOption,
     about,
     note,
     on_terminal,
-    opened,
     visible,
 )
 from onefold.cli._common.record_text import (
@@ -44,12 +42,13 @@ from onefold.cli._common.record_text import (
     row,
     summary,
 )
+from onefold.cli._common.store_option import ENVIRONMENT, StoreOption, the_store
 from onefold.stores.base import Browsable, Query
 
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
 DigestOption = Annotated[
     str | None,
-    typer.Option("--digest", show_default=False, help="Instead of the key: the 12 digits that a log has for it."),
+    typer.Option("--digest", show_default=False, help="Instead of the key: the 12 digits that stand for it in logs."),
 ]
 
 KeyForOption = Annotated[
@@ -58,7 +57,7 @@ KeyForOption = Annotated[
         "--key-for",
         metavar="NAME",
         show_default=False,
-        help="Also the key that the handler got from current().key_for(NAME). May be repeated.",
+        help="Also show the key that the handler got from current().key_for(NAME). May be repeated.",
     ),
 ]
 
@@ -68,7 +67,7 @@ LIMIT: Final = 50
 # How many are printed at a time, under one heading on a terminal.
 BATCH: Final = 100
 
-# Fields of one record begin here.
+# The fields of one record begin in this column.
 MARGIN: Final = 13
 
 HELD_COLUMNS: Final = ("scope", "operation", "key", "digest", "attempt", "age", "remark", "resolve")
@@ -79,12 +78,12 @@ def ls(
     state: Annotated[State | None, typer.Option("--state", show_default=False, help="Only this state.")] = None,
     scope: ScopeOption = None,
     limit: LimitOption = LIMIT,
-    everything: Annotated[bool, typer.Option("--all", help="All of them, printed as they are read.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List all records, printed as they are read.")] = False,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """List the records of a store, in the order of their addresses."""
-    with opened(store) as guard:
+    with opened(the_store(store)) as guard:
         found = records(guard.store, Query(scope=scope, operation=operation, state=state))
         count = _print_all(found if everything else islice(found, limit), format)
         if count == 0:
@@ -124,7 +123,7 @@ def show(
     Exits with 1 if there is none.
     """
     names, which = key_for or [], wanted(key, digest, operation, scope)
-    with opened(store) as guard:
+    with opened(the_store(store)) as guard:
         found = find(guard.store, which, or_digest=True)
         first = next(found, None)
         if first is None:
@@ -148,17 +147,18 @@ def held(
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """List what is on hold, oldest first, each with the command that resolves it."""
-    with opened(store) as guard:
+    """List what is held, oldest first, each with the command that resolves it."""
+    with opened(the_store(store)) as guard:
         query = Query(scope=scope, operation=operation, state=State.HELD)
         oldest, count = _oldest(guard.store, query, limit)
-        _print_held(oldest, str(store), format)
+        _print_held(oldest, store, format)
         if count > len(oldest):
             note(f"these are the oldest {len(oldest)} of {count:,}. For all of them: --limit {count}")
         if count == 0:
-            note("nothing is on hold")
+            check_spelling(guard.store, query, done="found")
+            note("nothing is held")
         else:
-            _explain(str(store))
+            _explain(store)
         _warn_of_abandoned(guard.store, query)
 
 
@@ -168,14 +168,14 @@ def _oldest(store: Browsable, query: Query, limit: int) -> tuple[list[Record], i
 
     def counted() -> Iterator[Record]:
         nonlocal count
-        for count, record in enumerate(watched(records(store, query), "looking for what is on hold"), start=1):  # noqa: B007
+        for count, record in enumerate(watched(records(store, query), "looking for what is held"), start=1):  # noqa: B007
             yield replace(record, notes=None, result=None)
 
     return heapq.nlargest(limit, counted(), key=lambda record: record.age), count
 
 
-def _print_held(oldest: list[Record], url: str, format_: Format) -> None:
-    commands = [resolve_line(record, url) for record in oldest]
+def _print_held(oldest: list[Record], typed: str | None, format_: Format) -> None:
+    commands = [resolve_line(record, typed) for record in oldest]
     if format_ is Format.JSON:
         array = JsonArray()
         array.add([summary(one) | {"resolve": command} for one, command in zip(oldest, commands, strict=True)])
@@ -203,12 +203,13 @@ def _print_for_people(oldest: list[Record], commands: list[str]) -> None:
         console.print(Text(f"  {command}"))
 
 
-def _explain(url: str) -> None:
+def _explain(typed: str | None) -> None:
     note(
-        "find out whether the effect happened (`onefold show KEY --key-for NAME` tells the key that the other side "
-        "got), then add to its line --done [--value JSON], --failed [--error TEXT] or --rerun, and --reason TEXT"
+        "find out whether the effect happened (`onefold show KEY --key-for NAME` shows the key that the other side "
+        "got), then add to its line --done [--value JSON], --failed [--error TEXT] or --rerun, and --reason TEXT. "
+        "For many at once: onefold resolve --operation NAME --older-than TIME --remark TEXT"
     )
-    if holds_password(url) and os.environ.get(ENVIRONMENT) != url:
+    if typed and holds_password(typed) and os.environ.get(ENVIRONMENT) != typed:
         note(f"the lines leave out the store's URL, which may hold a password: add --store, or set {ENVIRONMENT}")
 
 
@@ -220,24 +221,27 @@ def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     if count:
         note(
             f"also running past the end of their lease: {count:,}. The next delivery decides about them. "
-            "To see them: onefold ls --state running. To settle them: onefold resolve"
+            "To see them: onefold ls --state running. To settle them: onefold resolve KEY ..., by their keys"
         )
 
 
-def resolve_line(record: Record, url: str) -> str:
-    """Return the shell command that settles this record and no other; the resolution is to be added at its end."""
+def resolve_line(record: Record, typed: str | None) -> str:
+    """Return the shell command that settles this record and no other; append the resolution to it.
+
+    It names the store as it was typed: if it was not, the environment or the folder names it the next time, too.
+    """
     address = record.address
     # The scope even if there is none: by the time this is typed, another tenant may have the only such key.
     options = [("--operation", address.operation), ("--scope", address.scope)]
     said = [word for option in options if option[1].isprintable() for word in option]
     if address.key.startswith("-") or not (address.key + address.operation + address.scope).isprintable():
-        # The digest names it too, without a character that a shell or a terminal would misinterpret. It has its own
-        # option: in place of a key it could be the key of another tenant.
+        # The digest identifies it too, without a character that a shell or a terminal would misinterpret. It has its
+        # own option: in place of a key it could be the key of another tenant.
         arguments = ["--digest", address.digest, *said]
     else:
         arguments = [address.key, *said]
-    if os.environ.get(ENVIRONMENT) != url and not holds_password(url):
-        arguments += ["--store", url]
+    if typed and os.environ.get(ENVIRONMENT) != typed and not holds_password(typed):
+        arguments += ["--store", typed]
     return shlex.join(["onefold", "resolve", *arguments])
 
 

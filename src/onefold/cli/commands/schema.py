@@ -6,23 +6,21 @@ from typing import Annotated
 
 import typer
 
-from onefold.cli._common.output import ENVIRONMENT, WRONG_USAGE, Format, FormatOption, Refusal, note, print_json
+from onefold.cli._common.output import Format, FormatOption, Refusal, note, print_json
+from onefold.cli._common.store_option import StoreOption, the_store
 from onefold.stores import schema as tables
 
 
 def schema(
-    url: Annotated[
-        str | None, typer.Argument(metavar="URL", envvar=ENVIRONMENT, show_default=False, help="The store's URL.")
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Make the tables, or bring them to this version.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Create the tables, or upgrade them to this version.")] = False,
+    store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Print the definition of a store's tables, for someone with the permissions; with --apply, create them.
 
     A guard creates its tables itself on first use, if it may. Applying them twice does nothing the second time.
     """
-    if not url:
-        raise Refusal(f"which store? Pass its URL (sqlite:///onefold.db, say), or set {ENVIRONMENT}", WRONG_USAGE)
+    url = the_store(store)
     try:
         text = tables.describe(url)
         done = tables.apply(url) if apply else None

@@ -10,6 +10,7 @@ import typer
 
 from onefold import OnefoldError, Record, State
 from onefold.cli._common.find import watched
+from onefold.cli._common.opening import opened
 from onefold.cli._common.output import (
     FAILED,
     Format,
@@ -20,10 +21,9 @@ from onefold.cli._common.output import (
     ScopeOption,
     about,
     note,
-    opened,
     print_json,
 )
-from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in, without_secrets
+from onefold.cli._common.store_option import StoresOption, Target, the_stores
 from onefold.health.report import counted, in_bytes
 from onefold.maintenance.pages import records
 from onefold.stores.base import Inspectable, Query
@@ -32,14 +32,14 @@ from onefold.stores.base import Inspectable, Query
 OPERATIONS_MAX: Final = 1_000
 OTHERS: Final = "(others)"
 
-COLUMNS: Final = ("store", "operation", "records", *(state.value for state in State), "abandoned", "oldest", "newest")
+COLUMNS: Final = ("name", "operation", "records", *(state.value for state in State), "abandoned", "oldest", "newest")
 
 
 class Count(msgspec.Struct):
     """The records of one operation."""
 
     states: dict[State, int]
-    # Running, past the end of their lease.
+    # Running, with an ended lease.
     abandoned: int = 0
     oldest: float = 0.0
     newest: float = float("inf")
@@ -61,7 +61,7 @@ class Stats(msgspec.Struct):
     name: str
     display_url: str
     operations: dict[str, Count]
-    # What the server reports about itself; None: it does not say.
+    # Facts that the server reports about itself; None: it does not report them.
     expired: int | None = None
     expired_for: float | None = None
     size: int | None = None
@@ -72,30 +72,31 @@ class Stats(msgspec.Struct):
 
 
 def stats(
-    where: WhereArgument = None,
     scope: ScopeOption = None,
     operation: OperationOption = None,
+    store: StoresOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Count the records of a store, or of every store of a file, by operation and state.
+    """Count the records of a store, or of several, by operation and state.
 
     It goes through all of them, page by page. It also shows the expired records that wait for a purge, and the bytes,
     if the server reports them.
 
-    A store of a file that cannot be counted does not hide the others: it is named, and the exit status is 1.
+    One of several that cannot be counted does not hide the others: it is named, and the exit status is 1.
     """
     documents, failed = [], False
     table, query = Listing(COLUMNS), Query(scope=scope, operation=operation)
-    for name, url in stores_in(named(where)):
+    targets = the_stores(store)
+    for target in targets:
         try:
-            with opened(url) as guard:
-                found = _examined(guard.store, name, display_url(url), query)
+            with opened(target.url_to_open()) as guard:
+                found = _examined(guard.store, target, query)
         except (OnefoldError, Refusal) as error:
-            if not name:
+            if len(targets) == 1:
                 raise
-            failed, why = True, without_secrets(str(error), url)
-            note(f"{name}: {why}")
-            documents.append({"store": name, "place": display_url(url), "error": why})
+            failed, why = True, target.without_secrets(str(error))
+            note(f"{target.name or target.place}: {why}")
+            documents.append({"name": target.name or None, "store": target.place, "error": why})
             continue
         documents.append(document(found))
         if format is Format.TABLE:
@@ -107,8 +108,8 @@ def stats(
         raise typer.Exit(FAILED)
 
 
-def _examined(store: Any, name: str, where: str, query: Query) -> Stats:
-    found = Stats(name, where, count(watched(records(store, query), "counting")))
+def _examined(store: Any, target: Target, query: Query) -> Stats:
+    found = Stats(target.name, target.place, count(watched(records(store, query), "counting")))
     facts = store.facts() if isinstance(store, Inspectable) else {}
     found.expired = _told(facts, "expired_count")
     waited = facts.get("expired_for")
@@ -130,10 +131,7 @@ def count(found: Iterable[Record]) -> dict[str, Count]:
 
 def size_of(facts: Mapping[str, Any]) -> int | None:
     """Return the bytes of the records and their indexes, if a server knows them without a scan."""
-    table = facts.get("table")
-    if isinstance(table, Mapping):
-        return _told(table, "TableSizeBytes")
-    # A Redis only knows what all of its keys take together.
+    # A Redis server only knows the total size of all its keys.
     return _told(facts, "table_bytes") or _told(facts, "file_bytes")
 
 
@@ -152,7 +150,7 @@ def _said(found: Stats) -> str:
     parts = [f"{found.display_url}: {counted(found.records, 'record')}"]
     held = sum(one.states.get(State.HELD, 0) for one in found.operations.values())
     if held:
-        parts.append(f"{held:,} of them on hold (onefold held)")
+        parts.append(f"{held:,} of them held (onefold held)")
     if found.expired:
         since = f", the oldest for {about(found.expired_for)}" if found.expired_for else ""
         parts.append(f"{found.expired:,} expired{since} (onefold purge)")
@@ -164,8 +162,8 @@ def _said(found: Stats) -> str:
 def document(found: Stats) -> dict[str, Any]:
     """Return the document for programs. Durations are seconds."""
     return {
-        "store": found.name or None,
-        "place": found.display_url,
+        "name": found.name or None,
+        "store": found.display_url,
         "records": found.records,
         "operations": [
             {

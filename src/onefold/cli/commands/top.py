@@ -1,4 +1,4 @@
-"""`onefold top`: show what is running and what is on hold, refreshing. It changes nothing."""
+"""`onefold top`: show running and held records, refreshing. It changes nothing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from rich.text import Text
 
 from onefold import Record, State
 from onefold.cli._common.durations import pause_of
+from onefold.cli._common.opening import opened
 from onefold.cli._common.output import (
-    WRONG_USAGE,
     Format,
     FormatOption,
     Listing,
     OperationOption,
-    Refusal,
     ScopeOption,
     about,
+    block,
+    fits,
     note,
     on_terminal,
-    opened,
     visible,
 )
-from onefold.cli._common.store_argument import WhereArgument, display_url, named, stores_in
+from onefold.cli._common.store_option import StoreOption, display_url, the_store
 from onefold.maintenance.pages import records
 from onefold.stores.base import Browsable, Query
 
 INTERVAL: Final = "2s"
 
-# How many of each kind are read: some megabytes. If there are more, the numbers are what was seen of them.
+# How many of each kind are read: some megabytes. If there are more, the numbers cover only those read.
 LOOK_MAX: Final = 20_000
 
 # Operations are named by hand, a few dozen at most.
@@ -51,7 +51,7 @@ COLUMNS: Final = ("operation", "running", "next lease ends in", "abandoned", "lo
 class Line(msgspec.Struct):
     """One operation at one refresh."""
 
-    # Those that run: each claim has its own token.
+    # The running ones: each claim has its own token.
     tokens: set[bytes]
     abandoned: int = 0
     held: int = 0
@@ -88,20 +88,20 @@ class Look(msgspec.Struct):
 
 
 def top(
-    where: WhereArgument = None,
     scope: ScopeOption = None,
     operation: OperationOption = None,
-    interval: Annotated[str, typer.Option("--interval", help="How long to wait between two looks.")] = INTERVAL,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    interval: Annotated[str, typer.Option("--interval", help="How long to wait between two refreshes.")] = INTERVAL,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
+    store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Show what is running and what is on hold, by operation, until Ctrl-C.
+    """Show what is running and what is held, by operation, until Ctrl-C.
 
     Starts and ends are those that were seen between two refreshes: what begins and ends in between is not seen. A
-    refresh reads the whole store, and it pauses for at least as long as that took. A file has to declare one store.
+    refresh reads the whole store, and it pauses for at least as long as that took.
     """
     pause = pause_of(interval, "--interval")
-    url = _one_of(named(where))
+    url = the_store(store)
     with opened(url) as guard:
         query = Query(scope=scope, operation=operation)
         if once:
@@ -114,21 +114,12 @@ def top(
                 for seen in looks(guard.store, query, pause):
                     _print(seen, format)
         except KeyboardInterrupt:
-            # This is how one leaves.
+            # This is how to leave.
             return
 
 
-def _one_of(where: str) -> str:
-    """Return the URL of the one store to look at."""
-    found = [*stores_in(where)]
-    if len(found) > 1:
-        names = ", ".join(name for name, _ in found)
-        raise Refusal(f"{where} declares {names}, and top looks at one store: pass its URL", WRONG_USAGE)
-    return found[0][1]
-
-
 def looks(store: Browsable, query: Query, pause: float) -> Iterator[Look]:
-    """Yield one refresh after another, with what changed since the previous one. It uses at most half of the time."""
+    """Yield one refresh after another, with the changes since the previous one. Use at most half of the time."""
     before: Look | None = None
     while True:
         began = time.monotonic()
@@ -167,17 +158,22 @@ def _live(store: Browsable, query: Query, pause: float, where: str) -> None:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         for seen in looks(store, query, pause):
-            live.update(_picture(seen, where), refresh=True)
+            live.update(_picture(seen, where, console.width), refresh=True)
 
 
-def _picture(seen: Look, where: str) -> Group:
+def _picture(seen: Look, where: str, width: int) -> Group:
+    title = Text(f"{visible(where)}  {time.strftime('%H:%M:%S')}  Ctrl-C to quit", style="bold")
+    cells = [[visible(cell) for cell in row] for row in rows(seen)]
+    if not cells:
+        return Group(title, Text("nothing is running, and nothing is held"))
+    if not fits(COLUMNS, cells, width):
+        return Group(title, *(line for row in cells for line in (Text(), *block(COLUMNS, row))))
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows(seen):
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    title = Text(f"{visible(where)}  {time.strftime('%H:%M:%S')}  Ctrl-C ends", style="bold")
-    return Group(title, table if seen.lines else Text("nothing is running, and nothing is on hold"))
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return Group(title, table)
 
 
 def _print(seen: Look, format_: Format) -> None:
@@ -187,9 +183,9 @@ def _print(seen: Look, format_: Format) -> None:
         return
     Listing(COLUMNS).add([*rows(seen)])
     if not seen.lines:
-        note("nothing is running, and nothing is on hold")
+        note("nothing is running, and nothing is held")
     if seen.partial:
-        note(f"there are more than {LOOK_MAX:,} of a kind: the numbers are of these")
+        note(f"there are too many: only the first {LOOK_MAX:,} of each kind are counted")
 
 
 def rows(seen: Look) -> Iterator[tuple[str, ...]]:

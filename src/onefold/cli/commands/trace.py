@@ -32,20 +32,24 @@ BATCH: Final = 100
 
 COLUMNS: Final = ("hour", "hop", "lines", "keys", "sent", *(kind.value for kind in EVERY))
 
-# What can be wrong with a log. A status of 1 means leaks, so none of these may end in that.
+# Possible problems of a log. An exit status of 1 means leaks, so none of these may end in that.
 UNREADABLE: Final = (OSError, EOFError, zlib.error, sqlite3.Error)
 
 
 def trace(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of JSON lines ('-': standard input; .gz).")],
     order: Annotated[
-        str, typer.Option("--order", show_default=False, help="The hops as messages pass them: app,gateway,worker.")
+        str,
+        typer.Option(
+            "--order", show_default=False, help="The hops in the order in which messages pass them: app,gateway,worker."
+        ),
     ] = "",
     check: Annotated[
-        list[LeakKind] | None, typer.Option("--check", show_default=False, help="Only this leak; may be repeated.")
+        list[LeakKind] | None,
+        typer.Option("--check", show_default=False, help="Only this kind of leak. May be repeated."),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", show_default=False, help="Draw the picture in this file.")
+        Path | None, typer.Option("--svg", show_default=False, help="Write a picture (SVG) to this file.")
     ] = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
@@ -58,7 +62,7 @@ def trace(
     logs = list(dict.fromkeys(logs))
     try:
         if svg is not None:
-            _check_place(svg)
+            _check_folder(svg)
         with _progress(logs) as progress:
             report = examine(logs, order=hops, checks=check or EVERY, progress=progress)
     except UNREADABLE as error:
@@ -69,7 +73,7 @@ def trace(
     raise typer.Exit(0 if report.clean else LEAKS)
 
 
-def _check_place(svg: Path) -> None:
+def _check_folder(svg: Path) -> None:
     """Raise `OSError` if no picture can be drawn, before an hour is spent on reading."""
     if svg.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(svg))
@@ -88,7 +92,7 @@ def _what(error: BaseException, logs: Sequence[str]) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, sqlite3.Error):
-        return f"sorting in {tempfile.gettempdir()} failed: {error}. It takes twice the room of the logs; set TMPDIR"
+        return f"sorting in {tempfile.gettempdir()} failed: {error}. It needs twice the space of the logs; set TMPDIR"
     return f"{', '.join(logs)}: {str(error) or type(error).__name__}"
 
 

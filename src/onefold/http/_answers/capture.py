@@ -1,7 +1,7 @@
 """Copy an application's response while it is produced. Pure.
 
-It is copied at once: a layer that passes it on (compression, CORS, request ids) may change what it gets. A response
-that cannot be understood, or sent, is no reason to forget that the application has run.
+The copy is made at once: a layer that forwards it (compression, CORS, request ids) may change its objects. A response
+that is invalid, or cannot be sent, is no reason to forget that the application has run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Capture:
     def add(self, part: bytes) -> None:
         """Take the next part of the body. Raises `TypeError`, as a server does, for anything but bytes."""
         if not isinstance(part, (bytes, bytearray, memoryview)):
-            raise TypeError(f"a part of the body is {type(part).__name__}, and has to be bytes")
+            raise TypeError(f"a part of the body has to be bytes, not {type(part).__name__}")
         if self._size is not None:
             self._size += len(part)
         if len(self._body) + len(part) > self._limit:
@@ -85,6 +85,6 @@ class Capture:
         if self.malformed is not None:
             return
         if self._status is None:
-            raise UnsendableAnswer("the application has sent a body, and no status")
+            raise UnsendableAnswer("the application has sent a body but no status")
         if self._size is not None:
             check_length(self._status, self._headers, self._size, is_head=self._is_head)

@@ -8,13 +8,12 @@ from typing import Final
 import msgspec
 
 from onefold import (
-    KEY_MAX,
     ClaimLost,
+    Held,
     InProgress,
     KeyReused,
     MissingKey,
     OnefoldError,
-    OnHold,
     ProbeFailed,
     RememberedFailure,
     ResultNotKept,
@@ -22,7 +21,8 @@ from onefold import (
 )
 from onefold.errors import MEANINGS, Meaning
 from onefold.http._requests.keys import HEADER
-from onefold.http._shared.messages import Answer, Refused
+from onefold.http._shared.messages import Answer, Refused, Unauthorized
+from onefold.keys import KEY_MAX
 
 # The draft describes three of them; the others are ours.
 TITLES: Final = {
@@ -30,21 +30,23 @@ TITLES: Final = {
     "key_malformed": "Idempotency-Key is malformed",
     "body_incomplete": "The request is incomplete",
     "no_room": "There is no room for the request at the moment",
-    "caller_unknown": "The caller of this request is not known",
+    "caller_unknown": "The caller of this request is unknown",
+    "unauthorized": "The credentials of this request are missing or invalid",
     "key_reused": "Idempotency-Key is already used",
     "in_progress": "A request is outstanding for this Idempotency-Key",
-    "on_hold": "The outcome of the request with this Idempotency-Key is not known",
+    "held": "The outcome of the request with this Idempotency-Key is unknown",
     "claim_lost": "The request took too long and was taken over",
-    "outcome_unknown": "The outcome of the request with this Idempotency-Key cannot be found out at the moment",
+    "outcome_unknown": "The outcome of the request with this Idempotency-Key cannot be determined at the moment",
     "store_unavailable": "Idempotency cannot be guaranteed at the moment",
-    "result_not_kept": "The request was processed before, and its answer was not kept",
+    "result_not_kept": "The request was processed before, but its response was not kept",
     "failed": "The request failed for good",
 }
 
 BAD_REQUEST: Final = 400
+UNAUTHORIZED: Final = 401
 UNAVAILABLE: Final = 503
 
-# The first match; the text never contains a key, a payload or the name of a machine.
+# The first match counts; the text never contains a key, a payload or the name of a machine.
 CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
     (MissingKey, "key_malformed", f"{HEADER} cannot be used: it has more than {KEY_MAX} bytes, or is not text."),
     (
@@ -58,26 +60,26 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
         "The first request with this key is still being processed. Send the same request again later.",
     ),
     (
-        OnHold,
-        "on_hold",
-        "Whether the first request with this key took effect is being looked into. It is not run again.",
+        Held,
+        "held",
+        "The outcome of the first request with this key is unknown, and is being investigated. It is not run again.",
     ),
     (
         ClaimLost,
         "claim_lost",
-        "Another request with this key has taken over. Send the same request again for its answer.",
+        "Another request with this key has taken over. Send the same request again to get its response.",
     ),
     (
         ProbeFailed,
         "outcome_unknown",
-        "Whether the first request with this key took effect is not known yet. Send the same request again later.",
+        "It is not known yet whether the first request with this key took effect. Send the same request again later.",
     ),
     (StoreUnavailable, "store_unavailable", "Nothing was processed. Send the same request again later."),
     (RememberedFailure, "failed", "The request with this key failed before. It is not run again."),
     (
         ResultNotKept,
         "result_not_kept",
-        "The request was processed before. It is not run again, and its answer is not kept.",
+        "The request was processed before. It is not run again, and its response was not kept.",
     ),
 )
 
@@ -90,6 +92,12 @@ def of_refusal(refused: Refused, policy_url: str | None, key_location: str = HEA
     title = _naming(TITLES[refused.code], key_location)
     if refused.code == "no_room":
         return problem(refused.code, UNAVAILABLE, str(refused), policy_url, title=title, retry_after=RETRY_AFTER)
+    if isinstance(refused, Unauthorized):
+        answer = problem(refused.code, UNAUTHORIZED, str(refused), policy_url, title=title)
+        # RFC 9110: every 401 says how to authenticate.
+        return Answer(
+            answer.status, [*answer.headers, (b"www-authenticate", refused.challenge.encode("ascii"))], answer.body
+        )
     return problem(refused.code, BAD_REQUEST, str(refused), policy_url, title=title)
 
 
@@ -114,7 +122,7 @@ def of_error(
 
 
 def _naming(text: str, key_location: str) -> str:
-    """Name where the key is: its header, another one, "The field id", or what a function calls "The key"."""
+    """Name the location of the key: its header, another one, "The field id", or "The key" if a function reads it."""
     name = key_location.removeprefix("The ")
     this = f"value of the {name}" if key_location.startswith("The field ") else name
     return text.replace(f"this {HEADER}", f"this {this}").replace(HEADER, key_location)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from onefold import Policy
+from onefold._concurrency.users_errors import text_of
 from onefold.http._answers.sendable import BODILESS
 from onefold.http._shared import options as _options
 from onefold.http._shared.messages import Answer
@@ -17,7 +18,7 @@ Rules = Literal["below_500", "stripe", "success_only"]
 
 RULES: Final = ("below_500", "stripe", "success_only")
 
-# The work is to be done at another path, to which the client comes with the same key: nothing has happened here.
+# The work is to be done at another path, to which the client sends the same key: nothing has happened here.
 ELSEWHERE: Final = frozenset({307, 308})
 
 # Plus: the caller is not known yet, or asked too early or too often. The same request may get another response.
@@ -55,7 +56,7 @@ OF_ONE_DELIVERY: Final = frozenset(
     }
 )
 
-# Specific to one browser, login or session: a replay must not change that of whoever sends the key again.
+# Specific to one browser, login or session: a replay must not change that of a client that resends the key.
 OF_ONE_CLIENT: Final = frozenset(
     {
         b"authentication-control",
@@ -101,13 +102,16 @@ def is_own(error: BaseException) -> bool:
 
 def failed_with(what: BaseException | int) -> ServerFailed:
     """Return the failure named after the handler's own error, or its status: held records, and logs, show that name."""
-    name = f"HTTP {what}" if isinstance(what, int) else type(what).__name__
-    return _failure_named(name)()
+    if isinstance(what, int):
+        return _failure_named(f"HTTP {what}", __name__)()
+    kind = type(what)
+    return _failure_named(kind.__qualname__, kind.__module__)(text_of(what))
 
 
 @lru_cache(maxsize=256)
-def _failure_named(name: str) -> type[ServerFailed]:
-    return type(name, (ServerFailed,), {"__doc__": ServerFailed.__doc__})
+def _failure_named(name: str, module: str) -> type[ServerFailed]:
+    about = {"__doc__": ServerFailed.__doc__, "__module__": module, "__qualname__": name}
+    return type(name.rpartition(".")[2], (ServerFailed,), about)
 
 
 def checked(rules: str) -> Rules:
@@ -150,7 +154,7 @@ def _of_this_connection(answer: Answer) -> set[bytes]:
 def replayed(kept: Answer) -> Answer:
     """Return a remembered response as a duplicate gets it."""
     marks = [REPLAYED, CUT] if kept.cut else [REPLAYED]
-    # A probe, or a person, may have written it.
+    # It may have been written by a probe or a person.
     headers = _of_every_delivery(kept)
     if kept.status in BODILESS:
         return Answer(kept.status, [*headers, *marks], b"", kept.cut)
@@ -161,11 +165,13 @@ def replayed(kept: Answer) -> Answer:
 def policy_for(policy: Policy, body_max: int) -> Policy:
     """Return the guard's policy for responses: a 5xx is an unknown outcome, and a whole response fits.
 
-    The rules say what is final, instead of `remember`.
+    The rules determine what is final, instead of `final_errors`.
     """
-    room = max(policy.result_bytes_max, body_max + HEADERS_ROOM)
-    return policy.but(unknown=(*policy.unknown, ServerFailed), remember=(), result_bytes_max=room)
+    room = max(policy.max_result_bytes, body_max + HEADERS_ROOM)
+    return policy.replace(
+        ambiguous_errors=(*policy.ambiguous_errors, ServerFailed), final_errors=(), max_result_bytes=room
+    )
 
 
-# For status and headers next to the body: servers themselves refuse more than this.
+# Room for status and headers next to the body: servers themselves refuse more than this.
 HEADERS_ROOM: Final = 1 << 17

@@ -16,7 +16,7 @@ from onefold.http._shared.messages import Answer
 STATUS: Final = range(200, 600)
 STATUS_LINE: Final = re.compile(r"([0-9]{3})(?: [\t\x20-\x7e\x80-\xff]*)?")
 
-# A value has no control characters but the tab.
+# A value contains no control characters except the tab.
 NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 BLANKS: Final = b" \t"
@@ -24,7 +24,7 @@ BLANKS: Final = b" \t"
 # A number of bytes, up to 2**64: servers refuse more digits.
 LENGTH: Final = re.compile(rb"[0-9]{1,20}")
 
-# Responses without a body, whatever was given with them; and without a length.
+# Responses without a body, whatever was passed with them; and without a length.
 BODILESS: Final = frozenset({204, 304})
 
 Headers = list[tuple[bytes, bytes]]
@@ -39,7 +39,7 @@ def status_of(given: Any) -> int:
     if isinstance(given, str):
         line = STATUS_LINE.fullmatch(given)
         if line is None:
-            raise UnsendableAnswer(f"{given!r:.60} is not a status line: it has to be like '200 OK'")
+            raise UnsendableAnswer(f"{given!r:.60} is not a status line such as '200 OK'")
         given = int(line[1])
     if not isinstance(given, int) or given not in STATUS:
         raise UnsendableAnswer(f"{given!r:.60} is not a valid status: it has to be from 200 to 599")
@@ -56,7 +56,7 @@ def headers_of(given: Iterable[Any]) -> Headers:
         if not NAME.fullmatch(name):
             raise UnsendableAnswer(f"{name!r:.60} is not a header name")
         if not VALUE.fullmatch(value):
-            # Only its name: the value may be a secret.
+            # Only the name: the value may be a secret.
             raise UnsendableAnswer(f"the header {name!r:.60} has a control character, such as the end of a line")
     return [(name, value.strip(BLANKS)) for name, value in pairs]
 
@@ -68,9 +68,9 @@ def check_length(status: int, headers: Headers, size: int, *, is_head: bool) -> 
     if not declared or is_chunked or is_head or status in BODILESS:
         return
     if len(declared) > 1 or not LENGTH.fullmatch(next(iter(declared))):
-        raise UnsendableAnswer("Content-Length is not a number of bytes, or says two of them")
+        raise UnsendableAnswer("Content-Length is not a number of bytes, or has two values")
     if int(next(iter(declared))) != size:
-        raise UnsendableAnswer(f"the answer has {size} bytes, and its Content-Length is {int(declared.pop())}")
+        raise UnsendableAnswer(f"the answer has {size} bytes, but its Content-Length is {int(declared.pop())}")
 
 
 def is_sendable(answer: Answer) -> bool:
@@ -89,4 +89,4 @@ def _as_bytes(text: Any) -> bytes:
         return text.encode("latin-1")
     if isinstance(text, (bytes, bytearray, memoryview)):
         return bytes(text)
-    raise TypeError(f"one has {type(text).__name__}, and has to be text or bytes")
+    raise TypeError(f"one has {type(text).__name__} instead of text or bytes")

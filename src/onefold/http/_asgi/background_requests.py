@@ -18,8 +18,8 @@ GRACE: Final = 30.0
 # How long it waits for work that was cancelled after its response: long enough to notice, and to clean up.
 CLEAN_UP: Final = 1.0
 
-# A server cancels its requests, and ends the lifespan at once. Each layer above us takes a turn of the loop, or a few,
-# to pass the cancellation on.
+# A server cancels its requests, and ends the lifespan at once. Each outer layer takes one or a few turns of the loop to
+# pass the cancellation on.
 TURNS: Final = 20
 
 LOG = logging.getLogger("onefold.http")
@@ -32,7 +32,7 @@ class BackgroundRequests:
         self._running: set[_Running] = set()
 
     async def to_its_end(self, exchange: Coroutine[Any, Any, None], captured: CapturedResponse) -> None:
-        """Wait for the exchange. If we are cancelled before its response is sent, it is told so and continues alone.
+        """Wait for the exchange. If we are cancelled before its response is sent, let it continue alone.
 
         Work after the response is not guarded: it is cancelled with us, as without a key.
         """
@@ -42,7 +42,8 @@ class BackgroundRequests:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # The application at once, and not through our task: a server does not wait for what it has cancelled.
+            # Cancel the application at once, not through our task: a server does not wait for requests that it has
+            # cancelled.
             if running.over.done() and captured.cancel():
                 self._enter(task, CLEAN_UP)
                 await task
@@ -51,7 +52,7 @@ class BackgroundRequests:
                 return
             # Its background tasks are not interrupted either: only we wait for them.
             captured.on_sent = _nothing
-            captured.forsake()
+            captured.stop_sending()
             task.add_done_callback(_told)
             raise
         task.result()
@@ -86,7 +87,7 @@ class BackgroundRequests:
 
 
 class _Running:
-    """One exchange in progress: whether it is over, and until when a shutdown waits for it."""
+    """One exchange in progress: whether it is over, and how long a shutdown waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop = loop
@@ -96,24 +97,24 @@ class _Running:
 
 def background_requests_of(guard: AsyncGuard) -> BackgroundRequests:
     """Return the registry of all requests under this guard, whichever middleware or route they come through."""
-    return _shelters.setdefault(guard, BackgroundRequests())
+    return _by_guard.setdefault(guard, BackgroundRequests())
 
 
 async def drain(guard: AsyncGuard) -> None:
     """Wait until no request of this guard is in progress, or the grace of 30 s (`GRACE`) is over.
 
-    For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool. A request
-    that begins meanwhile is waited for, too. A request that has had its grace is not waited for again, whoever asks.
+    For the shutdown of an application, before it closes anything that its handlers use: the guard, a pool. This
+    includes requests that begin meanwhile. A request that has had its grace is not waited for again.
     """
     await background_requests_of(guard).empty()
 
 
-_shelters: WeakKeyDictionary[AsyncGuard, BackgroundRequests] = WeakKeyDictionary()
+_by_guard: WeakKeyDictionary[AsyncGuard, BackgroundRequests] = WeakKeyDictionary()
 
 
 def _limit_all(loop: asyncio.AbstractEventLoop, ends: float) -> None:
-    """Bound how long anyone waits for a request of this loop: an application has several guards, but one shutdown."""
-    for background in tuple(_shelters.values()):
+    """Limit how long anyone waits for a request of this loop: an application has several guards, but one shutdown."""
+    for background in tuple(_by_guard.values()):
         for running in background._here(loop):
             running.ends = min(running.ends, ends)
 
@@ -124,4 +125,4 @@ def _nothing() -> None:
 
 def _told(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        LOG.error("a request whose client had gone ended in an error", exc_info=task.exception())
+        LOG.error("a request whose client had disconnected ended in an error", exc_info=task.exception())

@@ -10,12 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, Final
 
-from onefold import OnefoldError, Outcome
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with
 from onefold.http._asgi.client_gone import ClientGone, DisconnectMonitor
-from onefold.http._exchange.rules import LOG, Exchange
-from onefold.http._shared.messages import Answer, Request, Spooled
+from onefold.http._exchange.rules import LOG, Ended, Exchange
+from onefold.http._shared.messages import Answer, Body, Request
 from onefold.http._shared.routing import TOLD_BY_THE_FRAMEWORK, unmatched_asgi
 
 Scope = MutableMapping[str, Any]
@@ -28,7 +27,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # beyond its response, and the store may wait for that: then the application has to continue first.
 REMEMBER_SECONDS: Final = 1.0
 
-# Ways to send a file that would bypass us.
+# ASGI extensions for sending a file that would bypass us.
 SHORTCUTS: Final = ("http.response.pathsend", "http.response.zerocopysend")
 
 
@@ -36,7 +35,7 @@ class CapturedResponse:
     """The application, the request's body to read again, and the response received so far."""
 
     def __init__(
-        self, app: App, request: Request, body: Spooled, receive: Receive, send: Send, exchange: Exchange
+        self, app: App, request: Request, body: Body, receive: Receive, send: Send, exchange: Exchange
     ) -> None:
         self._app = app
         self._request = request
@@ -47,25 +46,25 @@ class CapturedResponse:
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
         self._capture = Capture(exchange.body_max, request.method)
-        # The answer to remember, if it was made here.
+        # The answer to remember, if it was produced here.
         self.made: Answer | None = None
-        # What has not been sent to the client yet.
+        # Messages that have not been sent to the client yet.
         self._held: list[Message] = []
         # Set once the response is complete, or the application has ended without one.
         self._settled = asyncio.Event()
         self._whole = False
-        # A stream that continued without a client, and is told so.
+        # A stream that continued without a client, and is notified of that.
         self._given_up = False
         self._may_hear_of_the_client = asyncio.Event()
         self._monitor = DisconnectMonitor(receive, self._give_up)
-        # An event stream, which nobody waits for. Its client sees it once the claim has been given back.
+        # An event stream, which is not waited for. Its client sees it once the claim has been released.
         self._freed = False
-        # Set once the claim has ended, and once what was held back is sent. Until then the application waits at the end
-        # of its response: its next step may end the process, or keep it busy.
+        # Set once the claim has ended, and once the held-back messages are sent. Until then the application waits at
+        # the end of its response: its next step may end the process, or keep it busy.
         self._claim_ended = asyncio.Event()
         self._sent = asyncio.Event()
         self._holds_back = True
-        # Called once nothing more is held back: work from now on is not part of the request.
+        # Called once nothing is held back any more: later work is not part of the request.
         self.on_sent: Callable[[], None] = lambda: None
         # Whether the client has seen a part of the response.
         self.is_seen = False
@@ -100,16 +99,16 @@ class CapturedResponse:
             if self._given_up:
                 # Whatever the application made of it.
                 why = ClientGone()
-                LOG.info("a stream was ended: its client had gone")
+                LOG.info("a stream was ended: its client had disconnected")
             raise failed_with(why) from why
         return self._capture.answer()
 
     async def end(self) -> None:
-        """Send what was held back, and let the application finish. Raises what it raised."""
+        """Send the held-back messages, and let the application finish. Raise the application's own error."""
         self._claim_ended.set()
         failure = self._failure()
         if failure is not None and not self.is_seen:
-            # Its beginning has not been sent, so the error can still become a better response.
+            # The start has not been sent, so the error can still become a better response.
             self._held.clear()
         await self._flush()
         self._let_on()
@@ -120,7 +119,7 @@ class CapturedResponse:
             raise self._error
 
     def _failure(self) -> BaseException | None:
-        """Return why there is no response, for the server to log; None for a stream ended for lack of a client."""
+        """Return why there is no response, for the server to log; None for a stream that ended for lack of a client."""
         if self._freed or self._given_up or self._task is None:
             return None
         return self._capture.malformed if self._whole else self._why(self._task)
@@ -128,35 +127,28 @@ class CapturedResponse:
     def _why(self, task: asyncio.Task[None]) -> BaseException:
         if task.cancelled():
             return RuntimeError("the application was cancelled")
-        # It may have caught that its response cannot be sent, and ended.
-        none = self._capture.malformed or RuntimeError("the application ended without a whole answer")
+        # It may have noticed that its response cannot be sent, and ended.
+        none = self._capture.malformed or RuntimeError("the application ended without a complete response")
         return task.exception() or none
 
-    async def conclude(self, ended: Outcome[Answer] | NotFinal | OnefoldError) -> None:
-        """End as the guard has ended: with the response that was made here, or with one that replaces it."""
-        if isinstance(ended, NotFinal):
-            await self.end()
-        elif isinstance(ended, OnefoldError):
-            await self._instead(self._exchange.refused(ended))
-        # A probe may have given another one, or none, in its place.
-        elif self.made is not None and ended.value is self.made and not ended.replayed:
+    async def conclude(self, ended: Ended) -> None:
+        """End as the guard has ended: with the response produced here, or with one that replaces it."""
+        answer = self._exchange.instead(ended, self.made, is_seen=self.is_seen or self._freed)
+        if answer is None:
             await self.end()
         else:
-            await self._instead(self._exchange.replay(ended))
+            await self._instead(answer)
 
     async def _instead(self, answer: Answer) -> None:
-        """Send this instead of the application's response, which is dropped; unless it is a stream in progress."""
-        if self.is_seen or self._freed:
-            await self.end()
-            return
+        """Send this instead of the application's response, which is dropped."""
         self._claim_ended.set()
         self._held.clear()
         await send_answer(self._to_client, answer)
-        self.forsake()
+        self.stop_sending()
         self._let_on()
         await self._last()
 
-    def forsake(self) -> None:
+    def stop_sending(self) -> None:
         """Stop sending: the client has disconnected."""
         self._monitor.gone()
         if self._freed and self._task is not None:
@@ -179,7 +171,7 @@ class CapturedResponse:
         """
         if not self._sent.is_set():
             self._held.clear()
-            self.forsake()
+            self.stop_sending()
             self._let_on()
 
     def _let_on(self) -> None:
@@ -212,7 +204,7 @@ class CapturedResponse:
             if cancelled is not None:
                 raise cancelled
         elif self._whole or self._freed:
-            # The server logs what a background task or an event stream raised.
+            # Raise the error of a background task or an event stream, for the server to log.
             self._task.result()
 
     async def _receive(self) -> Message:
@@ -230,7 +222,7 @@ class CapturedResponse:
         if self._given_up:
             raise ClientGone
         if message["type"] == "http.response.start":
-            # A copy: a layer above may change it, and we remember what the application produced.
+            # A copy: an outer layer may change it, and we remember what the application produced.
             message = {**message, "headers": list(message.get("headers") or ())}
         if not self._holds_back:
             await self._pass_on(message)
@@ -240,7 +232,7 @@ class CapturedResponse:
             await self._begin(message)
         elif message["type"] == "http.response.body" and not self._whole:
             if self._capture.malformed is not None:
-                # As a server would: a stream whose beginning cannot be sent may be endless.
+                # As a server would: a stream whose start cannot be sent may be endless.
                 self._held.clear()
                 raise self._capture.malformed
             self._capture.add(message.get("body", b""))
@@ -258,8 +250,8 @@ class CapturedResponse:
                 await self._claim_ended.wait()
         except TimeoutError:
             LOG.warning(
-                "an answer was not remembered within %g s, and its application goes on meanwhile. Does it keep a "
-                "transaction open beyond its answer, for which the store waits? Commit before you answer",
+                "a response was not remembered within %g s, and its application continues. Does it keep a "
+                "transaction open after its response, for which the store waits? Commit before you respond",
                 REMEMBER_SECONDS,
             )
         else:
@@ -268,8 +260,8 @@ class CapturedResponse:
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])
         if self._capture.is_event_stream and not self._exchange.event_streams:
-            # It may never end. Unless asked to, we keep no claim for it; and a client that has read it to its end may
-            # ask again.
+            # It may never end: by default, we keep no claim for it; and a client that has read it to its end may ask
+            # again.
             self._freed = True
             self._settle()
             await self._sent.wait()
@@ -290,16 +282,16 @@ class CapturedResponse:
         try:
             await self._to_client(message)
         except OSError:
-            # The way in which servers say that the client has disconnected. The handler does not have to know.
+            # This is how servers report a disconnected client. The handler need not know.
             self._monitor.gone()
-        except Exception as error:  # noqa: BLE001 - raised once the answer is remembered
+        except Exception as error:  # noqa: BLE001 - raised once the response is remembered
             # A layer between us and the server has failed; the handler's effect has happened anyway.
             self._monitor.gone()
             self._error = error
 
 
-def reading_again(body: Spooled, receive: Receive) -> Receive:
-    """Return the body again, and then what the client sends."""
+def reading_again(body: Body, receive: Receive) -> Receive:
+    """Return a `receive` that replays the body, and then receives from the client."""
     unread = _messages_of(body)
 
     async def again() -> Message:
@@ -308,7 +300,7 @@ def reading_again(body: Spooled, receive: Receive) -> Receive:
     return again
 
 
-def _messages_of(body: Spooled) -> Iterator[Message]:
+def _messages_of(body: Body) -> Iterator[Message]:
     ahead: bytes | None = None
     for chunk in body.chunks():
         if ahead is not None:

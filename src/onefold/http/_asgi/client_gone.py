@@ -14,10 +14,10 @@ STREAM_BYTES: Final = 16 << 20
 
 
 class ClientGone(OSError):
-    """Nobody reads this stream any more: raised in the application that continues it."""
+    """Nobody reads this stream any more: raised in the application that produces it."""
 
     def __init__(self) -> None:
-        super().__init__("the client has gone, and the stream has not come to its end")
+        super().__init__("the client has disconnected, and the stream has not ended")
 
 
 def has_had_its_time(client_gone_at: float, unread: int) -> bool:
@@ -44,7 +44,7 @@ class DisconnectMonitor:
                 self.gone()
 
     def gone(self) -> None:
-        """Note that the client has disconnected, as a server has said in another way."""
+        """Note that the client has disconnected, as reported by a server in another way."""
         self.client_gone = True
         if self._task is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STREAM_SECONDS, self._give_up)
@@ -65,6 +65,6 @@ class DisconnectMonitor:
         try:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-        except Exception:  # noqa: BLE001 - whoever stands above has failed, and says so to the server by itself
+        except Exception:  # noqa: BLE001 - an outer layer has failed, and reports it to the server itself
             return
         self.gone()

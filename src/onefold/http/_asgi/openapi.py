@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from onefold import KEY_MAX
 from onefold.http._answers.rules import REUSED, Rules
 from onefold.http._requests.keys import HEADER
 from onefold.http._shared.options import nearest
+from onefold.keys import KEY_MAX
 
 LOG = logging.getLogger("onefold.http")
 
@@ -70,7 +70,7 @@ def described(
 ) -> dict[str, Any]:
     """Add the header and its responses to every guarded operation of the schema.
 
-    A path that the schema does not have logs a warning: nobody would see the header there.
+    Log a warning for a path that the schema does not have: nobody would see the header there.
     """
     chosen = None if paths is None else set(paths)
     for path in sorted((chosen or set()) - set(schema.get("paths", {}))):

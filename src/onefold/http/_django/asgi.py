@@ -1,7 +1,7 @@
-"""Let a request with a key finish on Django's ASGI when its client disconnects, and for the grace when the server ends.
+"""Let a request with a key finish on Django's ASGI when its client disconnects, and during the grace of a shutdown.
 
-Django cancels a request whose client has disconnected. A server that ends cancels Django, which abandons the request,
-and then waits for the thread of the request without telling it.
+Django cancels a request whose client has disconnected. A server that shuts down cancels Django, which abandons the
+request, and then waits for its thread without telling it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOKS_SECONDS: Final = 1.0
 async def to_its_end(respond: Callable[[Callable[[], bool]], Any], request: Any) -> Any:
     """Respond in the thread of this request, and ignore cancellations, except that of a server whose grace is over.
 
-    Django waits for us: the thread of the request, and its connections, are needed until then. `respond` is told
+    Django waits for us: the thread of the request, and its connections, are needed until then. `respond` gets to know
     whether it was cancelled: by us when the grace is over, or by the end of the loop.
     """
     work: asyncio.Task[Any] = asyncio.ensure_future(sync_to_async(respond)(lambda: work.cancelling() > 0))
@@ -31,7 +31,7 @@ async def to_its_end(respond: Callable[[Callable[[], bool]], Any], request: Any)
         return work.result()
     try:
         response = work.result()
-    except Exception:  # noqa: BLE001 - nobody is there to be told
+    except Exception:  # noqa: BLE001 - nobody is left to tell
         LOG.exception("a request whose client had gone ended in an error")
     else:
         await sync_to_async(response.close)()
@@ -56,7 +56,8 @@ async def _ended(work: asyncio.Task[Any], request: Any) -> bool:
             grace_ends = loop.time() + background_requests.GRACE
         if grace_ends is not None and loop.time() >= grace_ends and not work.cancelling() and not _is_blocking(request):
             LOG.warning(
-                "a view was cancelled: its server ends, and its grace of %g s is over", background_requests.GRACE
+                "a view was cancelled: its server is shutting down, and its grace of %g s is over",
+                background_requests.GRACE,
             )
             work.cancel()
     return cancellations > 0

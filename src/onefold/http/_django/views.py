@@ -29,7 +29,7 @@ def check_view(view: Any) -> None:
             f"{view.__qualname__} is a class: decorate what it dispatches to, with "
             "@method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
         )
-    # `method_decorator` passes a method of the view, in a partial; `dispatch` does not show that it is async.
+    # `method_decorator` passes a method of the view in a partial; `dispatch` does not show that it is async.
     owner = getattr(getattr(view, "func", view), "__self__", None)
     if iscoroutinefunction(view) or getattr(type(owner), "view_is_async", False) is True:
         raise AsyncView(view)
@@ -38,7 +38,7 @@ def check_view(view: Any) -> None:
 def check_mixed(mixin: type[Any], view: type[Any]) -> None:
     """Refuse a view that would never call the mixin's `initial`, and so run unguarded."""
     if not issubclass(view, View):
-        # A mixin of the user's, not a view yet.
+        # The user's own mixin, not a view yet.
         return
     index = view.__mro__.index(mixin)
     before, after = view.__mro__[1:index], view.__mro__[index + 1 :]
@@ -51,8 +51,8 @@ def check_mixed(mixin: type[Any], view: type[Any]) -> None:
             f"{mixin.__name__}. Decorate it: @method_decorator(idempotent(guard=..., scope=...), name='dispatch')"
         )
     raise UsageError(
-        f"{view.__qualname__} would run unguarded: {rest.__name__} does not call what stands after it. Name "
-        f"the mixin first: class {view.__name__}({mixin.__name__}, {rest.__name__})"
+        f"{view.__qualname__} would run unguarded: {rest.__name__} does not call the classes after it. Name the mixin "
+        f"first: class {view.__name__}({mixin.__name__}, {rest.__name__})"
     )
 
 
@@ -84,13 +84,13 @@ def finalized(view: Any, handler: Callable[..., Any], request: Any, args: Any, k
         response = called(handler, request, args, kwargs)
     except AsyncView:
         raise
-    except Exception as error:  # noqa: BLE001 - the framework makes an answer of it, or raises it again
+    except Exception as error:  # noqa: BLE001 - the framework makes a response of it, or raises it again
         response = view.handle_exception(error)
     return view.finalize_response(request, response, *args, **kwargs)
 
 
 def called(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -> Any:
-    """Call the view. Raises `AsyncView`, and nothing has run, if it turns out to be async."""
+    """Call the view. If it turns out to be async, raise `AsyncView` before anything has run."""
     response = view(request, *args, **kwargs)
     if not inspect.isawaitable(response):
         return response

@@ -1,1 +1,1 @@
-"""Turn one request into one delivery, for every framework: what is asked, refused, and answered."""
+"""Turn one request into one delivery, for every framework: the request to the guard, refusals and responses."""

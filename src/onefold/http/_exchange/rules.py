@@ -1,6 +1,6 @@
-"""Handle one exchange of the Idempotency-Key header: what is asked, refused and remembered. Pure, no framework.
+"""Handle one exchange of the Idempotency-Key header: key, caller, refusals, final responses. Pure, no framework.
 
-An adapter creates a `Request`, lets the exchange say what to ask the guard, runs its application inside that, and sends
+An adapter creates a `Request`, asks the exchange for its `GuardRequest`, runs its application inside that, and sends
 the resulting `Answer`. It follows draft-ietf-httpapi-idempotency-key-header-07.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, Required, TypedDict, cast
+from typing import Any, Final, NamedTuple, Required, Unpack, cast
 
 from onefold import (
-    SCOPE_MAX,
     AsyncGuard,
     Guard,
     OnefoldError,
     Outcome,
     Policy,
+    PolicyFields,
     RememberedFailure,
     ResultNotKept,
     StoreUnavailable,
@@ -27,13 +27,14 @@ from onefold.http._answers import problems as _problems
 from onefold.http._answers import rules as _rules
 from onefold.http._answers.sendable import is_sendable
 from onefold.http._requests import fingerprints as _fingerprints
+from onefold.http._requests.fingerprints import RequestFingerprint
 from onefold.http._requests.keys import HeaderKey, RequestKey
 from onefold.http._shared import messages as _messages
 from onefold.http._shared import options as _options
 from onefold.http._shared import routing as _routing
-from onefold.http._shared.messages import Answer, Refused, Request, Spooled
+from onefold.http._shared.messages import Answer, Body, Refused, Request
 from onefold.http.scopes import ScopeOf, single_tenant
-from onefold.keys import checked_operation
+from onefold.keys import SCOPE_MAX, checked_operation, problem_of, undigestible
 
 METHODS: Final = ("POST", "PATCH")
 
@@ -45,11 +46,22 @@ HOSTS: Final = ("compare", "separate", "ignore")
 
 SCOPES: Final = "by_header('X-Api-Key'), by_user, single_tenant, or a function of a request"
 
-# For keys that are not in the body.
-_NO_BODY: Final = Spooled()
+# Fields of a policy that would change nothing here, and what does.
+NOT_HERE: Final = {
+    "final_errors": "rules= decides which responses are final",
+    "ambiguous_errors": "every exception and every 5xx leaves an unknown outcome",
+    "max_result_bytes": "body_max= limits what is remembered of a response",
+    "mode": "a request with a key is always claimed",
+}
 
-# Tells an operator why requests are refused. It contains the digest of a key, but no bodies and headers.
+# For keys that are not in the body.
+_NO_BODY: Final = Body()
+
+# The log that shows an operator why requests are refused. It contains the digest of a key, but no bodies or headers.
 LOG = logging.getLogger("onefold.http")
+
+# How a delivery ended: with an answer, with a response that is not remembered, or without one.
+Ended = Outcome[Answer] | _rules.NotFinal | OnefoldError
 
 RequiredFor = bool | Iterable[str] | Callable[[Request], bool]
 
@@ -60,23 +72,26 @@ class GuardRequest(NamedTuple):
     operation: str
     key: str
     scope: str | None
-    fingerprint: list[Any]
+    payload: list[Any]
 
 
-class Options(TypedDict, total=False):
-    """The options of every middleware, route and view. `docs/http.md` explains each."""
+class Options(PolicyFields, total=False):
+    """The options of every middleware, route and view. `docs/http.md` explains each.
+
+    The fields of a policy are options, too, except those in `NOT_HERE`: they override the guard's policy, or `policy`.
+    """
 
     # Whose key it is: `by_header("X-Api-Key")`, `by_user`, `single_tenant`, or a function. There is no default.
     scope: Required[ScopeOf]
     # Which responses are final: "below_500" (the default), "stripe", "success_only".
     rules: str
-    # True, path patterns or a function: who must send a key. Elsewhere it is optional.
+    # True, path patterns or a function: which requests must send a key. For others it is optional.
     required: RequiredFor
     # POST and PATCH by default.
     methods: Iterable[str]
     # `header_key(...)`, `body_field(...)` or a function, if the key is not in the Idempotency-Key header.
     key: RequestKey
-    # Only the quoted form of the header.
+    # Whether to accept only the quoted form of the header.
     strict: bool
     # How the host name counts: "compare" (the default), "separate", "ignore".
     host: str
@@ -87,6 +102,15 @@ class Options(TypedDict, total=False):
     body_max: int
     # Whether `text/event-stream` is guarded too.
     event_streams: bool
+    # A function of a request and its body: what has to be equal under one key, instead of query, media type and body.
+    # None: nothing more than host, method and path.
+    fingerprint: RequestFingerprint | None
+    # Instead of the guard's.
+    policy: Policy | None
+
+
+_NAMES: Final = ("guard", *(name for name in Options.__annotations__ if name not in PolicyFields.__annotations__))
+_FIELDS: Final = tuple(name for name in PolicyFields.__annotations__ if name not in NOT_HERE)
 
 
 class Exchange:
@@ -106,7 +130,10 @@ class Exchange:
         policy_url: str | None = None,
         body_max: int = BODY_MAX,
         event_streams: bool = False,
+        fingerprint: RequestFingerprint | None = _fingerprints.whole_content,
+        policy: Policy | None = None,
         begun: bool = False,
+        **fields: Unpack[PolicyFields],
     ) -> None:
         _options.check_function("scope", scope, 1, SCOPES)
         _options.check_yes_or_no("strict", strict)
@@ -115,14 +142,19 @@ class Exchange:
         _options.check_link("policy_url", policy_url)
         if key is not None:
             _options.check_function("key", key, 2, _keys_like(key))
+        if fingerprint is not None:
+            _options.check_function("fingerprint", fingerprint, 2, "a function of a request and its body, or None")
         if key is not None and strict:
-            raise UsageError("strict= is for the Idempotency-Key header, and key= names another place")
+            raise UsageError("strict= is for the Idempotency-Key header, but key= reads the key from elsewhere")
         self.rules = _rules.checked(rules)
         self._host = _options.one_of("host", host, HOSTS)
         self.operation = checked_operation(operation)
         self.policy_url = policy_url
         self.body_max = body_max
         self.event_streams = event_streams
+        self._fingerprint = fingerprint
+        self._policy = policy
+        self._fields = fields
         # Set by a route, not an option: its endpoint has begun when the claim is made.
         self._begun = begun
         self.always_required = required is True
@@ -134,36 +166,35 @@ class Exchange:
         self._key_location: str = getattr(self._key, "key_location", "The key")
 
     def guards_any(self, methods: Iterable[str]) -> bool:
-        """Return whether a route with these methods has requests to look at."""
+        """Return whether a route with these methods has requests to guard."""
         return not self._methods.isdisjoint(methods)
 
     def passes(self, request: Request) -> bool:
         """Return whether the request passes through untouched, which is known before its body is read.
 
-        Raises `Refused`.
+        Raise `Refused` for an invalid one.
         """
         if request.method not in self._methods:
             return True
         return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
 
-    def guard_request(self, request: Request, body: Spooled) -> GuardRequest | None:
-        """Return what to ask the guard. None: it has no key, and needs none. Raises `Refused`."""
+    def guard_request(self, request: Request, body: Body) -> GuardRequest | None:
+        """Return the request to the guard; None if it has no key, and needs none. Raise `Refused`."""
         key = self._key_of(request, body)
         if self._keyless(request, key):
             return None
-        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's response.
-        payload = [request.method, request.compared_path, request.query, *self._more_compared(request, body)]
-        return GuardRequest(self.operation, cast("str", key), self._caller_at(request), payload)
+        scope = self._caller_at(request)
+        return GuardRequest(self.operation, cast("str", key), scope, self._compared(request, body))
 
-    def _key_of(self, request: Request, body: Spooled) -> str | None:
-        """Return the key. If a function returns an invalid one, that is not the fault of the sender."""
+    def _key_of(self, request: Request, body: Body) -> str | None:
+        """Return the key. If a function returns an invalid one, that is not the sender's fault."""
         key: Any = self._key(request, body)
         if key is None or isinstance(key, str):
             return key
         if isinstance(key, (int, uuid.UUID)) and not isinstance(key, bool):
             return str(key)
         _options.check_not_async("key", key)
-        raise UsageError(f"key= has to give the key as a str, or None, and gave a {type(key).__name__}")
+        raise UsageError(f"key= has to return the key as a str, or None, but returned a {type(key).__name__}")
 
     def _keyless(self, request: Request, key: str | None) -> bool:
         if key is not None:
@@ -172,7 +203,7 @@ class Exchange:
         if required is not True and required is not False:
             _options.check_not_async("required", required)
         if required:
-            raise Refused("key_missing", getattr(self._key, "missing", "This request needs a key, and has none."))
+            raise Refused("key_missing", getattr(self._key, "missing", "This request needs a key, but has none."))
         return True
 
     def _caller(self, request: Request) -> str | None:
@@ -181,10 +212,10 @@ class Exchange:
             return None
         caller: Any = self._scope(request)
         if caller is None or caller == "":
-            raise Refused("caller_unknown", "A request with a key needs a caller, and this one has none.")
+            raise Refused("caller_unknown", "A request with a key needs a caller, but this one has none.")
         if not isinstance(caller, str):
             _options.check_not_async("scope", caller)
-            raise UsageError(f"scope= has to give the caller's name as a str, and gave a {type(caller).__name__}")
+            raise UsageError(f"scope= has to return the caller's name as a str, but returned a {type(caller).__name__}")
         return _checked_caller(caller)
 
     def _caller_at(self, request: Request) -> str | None:
@@ -197,31 +228,48 @@ class Exchange:
             raise Refused("caller_unknown", "A request with a key needs the header Host, which says whose key it is.")
         if "@" in host:
             # No server refuses it, and `bob` at `corp.com@shop` would be `bob@corp.com` at `shop`.
-            raise Refused("caller_unknown", "The name of a host has no @.")
+            raise Refused("caller_unknown", "A host name must not contain @.")
         return _checked_caller(f"{caller or ''}@{host}")
 
-    def _more_compared(self, request: Request, body: Spooled) -> tuple[str, bytes, str]:
-        """Return media type, content, and host name. A machine's address does not count: several may serve one API."""
+    def _compared(self, request: Request, body: Body) -> list[Any]:
+        """Return what a retry has to repeat.
+
+        Host, method and path always count: a key must not get the response of another tenant's host, or another route.
+        """
+        # With its slash: `/items` and `/items/` may be two routes, and one must not get the other's response.
+        route, host = [request.method, request.compared_path], self._host_compared(request)
+        if self._fingerprint is _fingerprints.whole_content:
+            return [*route, *self._fingerprint(request, body), host]
+        if self._fingerprint is None:
+            return [*route, host]
+        content = self._fingerprint(request, body)
+        _check_content(content)
+        return [*route, host, content]
+
+    def _host_compared(self, request: Request) -> str:
+        """Return the host name. A machine's address does not count: several may serve one API."""
         host = _fingerprints.host_of(request) if self._host == "compare" else ""
-        return *_fingerprints.content_of(request, body), "" if _fingerprints.is_address(host) else host
+        return "" if _fingerprints.is_address(host) else host
 
     def policy(self, guard: Guard | AsyncGuard) -> Policy:
-        """Return the guard's policy, for responses.
+        """Return the policy for responses: the guard's, or the one that was passed, with the fields that were passed.
 
-        What a guard from a file refuses is raised now, not for each request.
+        Errors of a guard from a file are raised now, not for each request.
         """
         guard.idempotent(self.operation, key="key")
-        if guard.policy.mode == "seen":
+        guard.check_policy(self._policy)
+        chosen = (self._policy or guard.policy).replace(**self._fields)
+        if chosen.mode == "seen":
             raise UsageError(
-                'mode="seen" makes no claim: of requests with one key that come at the same time all would run. Give '
-                'HTTP a guard with mode="claim"'
+                'mode="seen" makes no claim: concurrent requests with one key would all run. Give HTTP a guard, or a '
+                'policy, with mode="claim"'
             )
-        return _rules.policy_for(guard.policy, self.body_max)
+        return _rules.policy_for(chosen, self.body_max)
 
     def answered(self, request: Request, answer: Answer, *, unmatched: bool | None = None) -> Answer:
         """Return the answer to remember for this request. Raises `NotFinal` if there is none.
 
-        `unmatched`: the framework has found no route for it. False: a handler has run. None: it does not say.
+        `unmatched`: the framework has found no route for it. False: a handler has run. None: unknown.
         """
         if _routing.is_of_routing(answer, request, unmatched=False if self._begun else unmatched):
             raise _rules.NotFinal
@@ -237,9 +285,24 @@ class Exchange:
             raise failure
         return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._key_location))
 
+    def instead(self, ended: Ended, made: Answer | None, *, is_seen: bool = False) -> Answer | None:
+        """Return the answer to send in place of the application's own response; None if that one stands.
+
+        `made` is the answer to remember that was made of it, if it ran and there is one. `is_seen`: the client has a
+        part of it, and is not refused the rest.
+        """
+        if is_seen or isinstance(ended, _rules.NotFinal):
+            return None
+        if isinstance(ended, OnefoldError):
+            return self.refused(ended)
+        # A probe may have given another answer, or none.
+        if made is not None and ended.value_or(None) is made and not ended.replayed:
+            return None
+        return self.replay(ended)
+
     def replay(self, outcome: Outcome[Answer]) -> Answer:
         """Return the response to a duplicate."""
-        value: object = outcome.value
+        value: object = outcome.value_or(None)
         if value is None and not outcome.omitted:
             # Settled by somebody who said only that it is done.
             value = _messages.plain_answer(None)
@@ -249,7 +312,7 @@ class Exchange:
         return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
-        """Return the response to a refused request. Raises what only a programmer can fix."""
+        """Return the response to a refused request. Raise errors that only a programmer can fix."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
             return _problems.of_refusal(why, self.policy_url, self._key_location)
@@ -260,22 +323,41 @@ class Exchange:
 
 def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Options:
     """Return the options of this middleware, route or view; an unknown one is refused under its own name."""
-    _options.check_names(owner, options, ("guard", *Options.__annotations__))
+    for name, instead in NOT_HERE.items():
+        if name in options:
+            raise UsageError(f"{owner} has no option {name!r}: {instead}")
+    _options.check_names(owner, options, (*_NAMES, *_FIELDS))
     if "scope" not in options:
         raise UsageError(f"{owner} needs scope=, which says whose key it is: {SCOPES}")
     if getattr(options["scope"], "needs_endpoint", False) and not has_endpoint:
-        raise UsageError(f"{owner} knows no arguments of an endpoint: by_argument is for FastAPI's idempotent_route")
+        raise UsageError(f"{owner} does not see an endpoint's arguments: by_argument is for FastAPI's idempotent_route")
     return options
 
 
 def _checked_caller(caller: str) -> str:
-    if "\0" in caller or len(caller.encode("utf-8", "replace")) > SCOPE_MAX:
+    if problem_of(caller, SCOPE_MAX):
         raise Refused("caller_unknown", f"The caller's name has more than {SCOPE_MAX} bytes, or is not text.")
     return caller
 
 
+def _check_content(content: object) -> None:
+    """Refuse what a fingerprint function must not return. Nothing has run."""
+    if content is None:
+        raise UsageError(
+            "fingerprint= returned None, as a function without a return does: return what has to be equal, or pass "
+            "fingerprint=None to compare only host, method and path"
+        )
+    _options.check_not_async("fingerprint", content)
+    found = undigestible({"content": content})
+    if found is not None:
+        raise UsageError(
+            f"fingerprint= returned what cannot be compared ({found[1]}). Nothing ran. Return text, bytes, numbers, or "
+            "lists and dictionaries of them"
+        )
+
+
 def _keys_like(given: object) -> str:
-    """Return what to write instead of this."""
+    """Return a suggestion for the error message."""
     name = given if isinstance(given, str) else "id"
     return f"body_field({name!r}), header_key({name!r}), or a function of a request and its body"
 

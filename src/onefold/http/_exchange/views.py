@@ -1,4 +1,4 @@
-"""Run a sync view inside a claim: what the adapters of Django and Flask share."""
+"""Run a sync view inside a claim: the common part of the Django and Flask adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Unpack
 from onefold import Guard, OnefoldError
 from onefold.http._answers.rules import NotFinal, ServerFailed
 from onefold.http._exchange.deliveries import deliver
-from onefold.http._exchange.rules import Exchange, GuardRequest, Options, known
+from onefold.http._exchange.rules import Ended, Exchange, GuardRequest, Options, known
 from onefold.http._shared.messages import Answer, Request
 from onefold.http.wsgi import blocking
 
@@ -33,10 +33,10 @@ class Views:
         play: Callable[[], Answer],
         is_unmatched: Callable[[], bool] = lambda: False,
     ) -> Answer | None:
-        """Run the view once for this key. None: it ran now, and its own response stands; else the response to send.
+        """Run the view once for this key. Return None if it ran now and its response stands, else the one to send.
 
-        `play` raises `ServerFailed` from an error of the view that its framework has to see; it propagates from here.
-        `is_unmatched` says, after the run, whether the framework has found no view. A decorated one is found.
+        `play` raises `ServerFailed` from a view's error that its framework has to see; it propagates from here.
+        `is_unmatched` tells, after the run, whether the framework has found no view. A decorated one is found.
         """
         made: list[Answer] = []
         failures: list[ServerFailed] = []
@@ -51,18 +51,15 @@ class Views:
             return made[0]
 
         try:
-            outcome = deliver(self.guard, guard_request, perform, self._policy)
+            ended: Ended = deliver(self.guard, guard_request, perform, self._policy)
         except NotFinal as unsettled:
-            failures = [unsettled] if isinstance(unsettled, ServerFailed) else []
+            ended, failures = unsettled, [unsettled] if isinstance(unsettled, ServerFailed) else []
         except OnefoldError as error:
-            return self.exchange.refused(error)
-        else:
-            # A probe may have answered in place of a view that failed.
-            if outcome.replayed or not made or outcome.value is not made[0]:
-                return self.exchange.replay(outcome)
-        if failures and failures[0].__cause__ is not None:
+            ended = error
+        answer = self.exchange.instead(ended, made[0] if made else None)
+        if answer is None and failures and failures[0].__cause__ is not None:
             raise failures[0].__cause__
-        return None
+        return answer
 
 
 # How long a stream is read before it is sent. One that has not ended by then is passed on, and its body is not kept.
@@ -70,7 +67,7 @@ READ_SECONDS: Final = 30.0
 
 
 class Captured(NamedTuple):
-    """A streaming body as far as it was read: in whole, or up to the limit."""
+    """A streaming body as far as it was read: the whole, or up to the limit."""
 
     head: list[bytes]
     # None: it was longer than the limit.
@@ -93,14 +90,14 @@ class _Head:
         self._ends = time.monotonic() + READ_SECONDS
 
     def takes(self, part: bytes) -> bool:
-        """Take this part. False: it was the last one that fits."""
+        """Add this part. Return False if it was the last one that fits."""
         self.parts.append(part)
         self._size += len(part)
         return self._size <= self._limit and time.monotonic() < self._ends
 
 
 def captured(parts: Iterator[bytes], limit: int) -> Captured:
-    """Read a stream to its end before it is sent, or until it is longer than what is remembered."""
+    """Read a stream to its end before it is sent, or until it is longer than the limit."""
     head = _Head(limit)
     for part in parts:
         if not head.takes(part):

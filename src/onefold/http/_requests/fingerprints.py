@@ -1,6 +1,6 @@
-"""Compute what a retry has to repeat of a request: its content, and the host name that it was sent to. Pure.
+"""Compute the parts of a request that a retry has to repeat: its content, and the host name. Pure.
 
-A body is never read into memory as a whole: a digest is computed piece by piece, and compared.
+A body is never read into memory as a whole: its digest is computed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -8,17 +8,21 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from onefold.http._shared.messages import Request, Spooled
+from onefold.http._shared.messages import Body, Request
 
-# RFC 2046. A boundary of another form is not looked for: its body is compared byte by byte, including its boundary.
+# Returns what has to be equal in all requests with one key, beside host, method and path.
+RequestFingerprint = Callable[[Request, Body], Any]
+
+# RFC 2046. A boundary of another form is not used: its body is compared byte by byte, including its boundary.
 BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 
 # A parameter of a media type, in quotes or bare.
 PARAMETER: Final = re.compile(r';\s*([^=;\s"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;"]*)')
 
-# The end of a delimiter's line: a part follows, or none. The last one may be the end of the body.
+# The end of a delimiter's line: with or without a following part. The last one may be the end of the body.
 LINE_ENDS: Final = (b"\r\n", b"--\r\n")
 LAST: Final = b"--"
 LOOK_AHEAD: Final = 4
@@ -29,11 +33,16 @@ LABEL: Final = b"onefold multipart 1"
 PORT: Final = re.compile(r":[0-9]*$")
 
 
-def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
+def whole_content(request: Request, body: Body) -> tuple[bytes, str, bytes]:
+    """Return all that a retry has to repeat beside host, method and path: the query, the media type and the body."""
+    return request.query, *content_of(request, body)
+
+
+def content_of(request: Request, body: Body) -> tuple[str, bytes]:
     """Return the media type of a body, with its encoding, and its digest.
 
     The boundary of a multipart body is a random word that a client creates for each attempt. It is not part of the
-    request: such a body is compared by what is between its delimiters.
+    request: such a body is compared by the content between its delimiters.
     """
     kind, parameters = _media_type(request)
     boundary = _boundary_of(kind, parameters)
@@ -42,19 +51,20 @@ def content_of(request: Request, body: Spooled) -> tuple[str, bytes]:
     if boundary is None:
         return _written(kind, parameters), body.digest
     others = [one for one in parameters if one[0] != "boundary"]
-    return _written(kind, others), body.parts() if isinstance(body, _SpooledParts) else _digest_of_parts(body, boundary)
+    digest = body.parts() if isinstance(body, _MultipartBody) else _digest_of_parts(body, boundary)
+    return _written(kind, others), digest
 
 
-def spooled_for(request: Request) -> Spooled:
+def body_for(request: Request) -> Body:
     """Return a spool for the body of this request that digests it as it comes, without blocking an event loop."""
     boundary = boundary_of(request)
-    return Spooled() if boundary is None else _SpooledParts(boundary)
+    return Body() if boundary is None else _MultipartBody(boundary)
 
 
 def boundary_of(request: Request) -> bytes | None:
     """Return the boundary between the parts of this request's body.
 
-    None: it is not multipart, or has no valid boundary.
+    None if it is not multipart, or has no valid boundary.
     """
     return _boundary_of(*_media_type(request))
 
@@ -89,7 +99,7 @@ def _written(kind: str, parameters: list[tuple[str, str]]) -> str:
     return "".join([kind, *(f";{name}={len(value)}:{value}" for name, value in sorted(small))])
 
 
-def _digest_of_parts(body: Spooled, boundary: bytes) -> bytes:
+def _digest_of_parts(body: Body, boundary: bytes) -> bytes:
     parts = _Parts(boundary)
     for chunk in body.chunks():
         parts.add(chunk)
@@ -120,7 +130,7 @@ class _Parts:
         return self._all.digest()
 
     def _take(self, data: bytes, *, is_last: bool) -> None:
-        """Digest as much as is certain, and keep what may be the beginning of a delimiter's line."""
+        """Digest as much as is certain, and keep the possible start of a delimiter's line."""
         length = len(self._delimiter)
         certain = len(data) if is_last else len(data) - length - LOOK_AHEAD
         done, found = 0, data.find(self._delimiter)
@@ -136,7 +146,7 @@ class _Parts:
         self._rest = data[end:]
 
 
-class _SpooledParts(Spooled):
+class _MultipartBody(Body):
     """A multipart body, whose parts are digested as they come."""
 
     def __init__(self, boundary: bytes) -> None:
@@ -149,7 +159,7 @@ class _SpooledParts(Spooled):
         self._parts.add(chunk)
 
     def parts(self) -> bytes:
-        """Return the digest of the parts. The whole body has come."""
+        """Return the digest of the parts. The body must be complete."""
         self._found = self._parts.digest() if self._found is None else self._found
         return self._found
 

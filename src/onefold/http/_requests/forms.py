@@ -21,7 +21,7 @@ MULTIPART: Final = "multipart/form-data"
 # A header of a part. Some parsers accept a bare control character as the end of a line, or of all headers.
 HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
 
-# The disposition of a part. Each parameter has its value in quotes, or one that needs none. No blank is tried twice.
+# The disposition of a part. Each parameter has its value in quotes, or one that needs none. Blanks are not backtracked.
 PARAMETER: Final = rb';[ \t]*+([\w*-]+)=("(?:[^"\\]|\\.)*+"|[!#-:=?-\[\]-~]++)'
 DISPOSITION: Final = re.compile(rb"[ \t]*+[\w-]++(?:[ \t]*+" + PARAMETER + rb")*+[ \t]*+;?[ \t]*+", re.ASCII)
 PARAMETERS: Final = re.compile(PARAMETER, re.ASCII)
@@ -56,7 +56,7 @@ def _check_charset(request: Request) -> None:
         # A character set unknown to Python is unknown to a framework, too.
         with suppress(LookupError):
             if name == "charset" and ASCII.decode(charset, "replace") != ASCII.decode():
-                raise ValueError("its character set is not read")
+                raise ValueError("its character set is not supported")
 
 
 def _is_named(name: bytes, field: str) -> bool:
@@ -70,7 +70,7 @@ def _is_named(name: bytes, field: str) -> bool:
 
 
 def _pairs(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the fields of a form as bytes: those that are not asked for may be in any character set."""
+    """Yield the fields of a form as bytes: those that are not wanted may be in any character set."""
     for name, value in parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"):
         yield name.encode("latin-1"), value.encode("latin-1")
 
@@ -95,7 +95,7 @@ def _name(written: bytes) -> bytes:
     name = b"" if found is None else found[1] or found[2] or b""
     # Django strips blanks.
     if found is None or (text := name.decode("utf-8", "replace")).strip() != text:
-        raise ValueError("the name of a part is not written as it is")
+        raise ValueError("the name of a part is not written literally")
     return name
 
 
@@ -103,7 +103,7 @@ def _check_wanted(found: dict[str, bytes], encoding: bytes) -> None:
     """Raise `ValueError` for a part that is a file to some parsers, and a field to others; or has two contents."""
     is_file = found.get("filename", b"").strip(b'"') != b""
     if not is_file and found.keys() & {"filename", "filename*"}:
-        raise ValueError("it may be a file, or none")
+        raise ValueError("it may or may not be a file")
     if not is_file and encoding.strip().lower() not in PLAIN:
         raise ValueError("it is encoded")
 
@@ -118,22 +118,22 @@ def _parts(request: Request, body: bytes) -> Iterator[_Part]:
     # A delimiter begins with a line break; there is none before the first line.
     preamble, *pieces = body.split(b"--" + boundary)
     if preamble not in (b"", b"\r\n"):
-        raise ValueError("something stands before its first delimiter")
+        raise ValueError("there is something before its first delimiter")
     if not pieces or not pieces[-1].startswith(b"--") or pieces[-1][2:].strip():
         raise ValueError("its last delimiter is missing")
     for piece in pieces[:-1]:
         if not piece.endswith(b"\r\n"):
-            raise ValueError("its boundary stands inside of a part")
+            raise ValueError("its boundary appears inside a part")
         yield _part(piece[:-2])
 
 
 def _part(piece: bytes) -> _Part:
     padding, line_end, rest = piece.partition(b"\r\n")
     if padding.strip(b" \t") or not line_end:
-        raise ValueError("a line begins with its boundary, and is longer")
+        raise ValueError("a line begins with its boundary but is longer")
     head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
     if not blank:
-        raise ValueError("a part has no end of its headers")
+        raise ValueError("the headers of a part have no end")
     headers = [_header(line) for line in head.split(b"\r\n")[1:]]
     dispositions = [value for name, value in headers if name == b"content-disposition"]
     if len(dispositions) > 1 or not all(map(DISPOSITION.fullmatch, dispositions)):

@@ -5,22 +5,20 @@ An invalid key is refused with a reason, and never guessed: a request with a key
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
 
-import msgspec
-
-from onefold import KEY_MAX, UsageError
+from onefold import UsageError
 from onefold.http._requests import forms as _forms
-from onefold.http._shared.messages import Refused, Request, Spooled
+from onefold.http._shared.messages import Body, Refused, Request
 from onefold.http._shared.options import check_yes_or_no, header_name
+from onefold.keys import KEY_MAX, json_field
 
 HEADER: Final = "Idempotency-Key"
 
 # Returns the key of a request, or None if it has none. With `needs_body = False` the body is not read for it.
-RequestKey = Callable[[Request, Spooled], str | None]
+RequestKey = Callable[[Request, Body], str | None]
 
 # Media types that declare a body as JSON; so does any `+json`. A body without a media type may be JSON.
 JSON: Final = ("application/json", "text/json")
@@ -42,7 +40,7 @@ class HeaderKey:
 
     def __init__(self, name: str = HEADER, *, strict: bool = False) -> None:
         if find_spec("http_sf") is None:
-            raise UsageError("a key in a header is read by http-sf, which is missing. pip install 'onefold[http]'")
+            raise UsageError("reading a key from a header needs http-sf, which is missing. pip install 'onefold[http]'")
         self._name = name
         self._strict = strict
         # The message for a request without one.
@@ -51,7 +49,7 @@ class HeaderKey:
         if name == HEADER:
             self.missing = f"This request needs an {HEADER}: a new one for each operation."
 
-    def __call__(self, request: Request, _body: Spooled) -> str | None:
+    def __call__(self, request: Request, _body: Body) -> str | None:
         values = request.headers(self._name)
         if not values:
             return None
@@ -75,7 +73,7 @@ class BodyField:
         self.key_location = f"The field {path}"
         self.missing = f"This request needs the field {path} in its body, JSON or a form: a string or a whole number."
 
-    def __call__(self, request: Request, body: Spooled) -> str | None:
+    def __call__(self, request: Request, body: Body) -> str | None:
         found = self._found(request, body)
         if found is None:
             return None
@@ -85,7 +83,7 @@ class BodyField:
             raise Refused("key_malformed", f"the field {self._path} is too large a number")
         return _checked(str(found), f"the field {self._path}")
 
-    def _found(self, request: Request, body: Spooled) -> Any:
+    def _found(self, request: Request, body: Body) -> Any:
         """Return the field. Raises `Refused` for JSON, or a form, that cannot be read: it may contain a key."""
         kind = (request.header("Content-Type") or "").partition(";")[0].strip().lower()
         is_form = kind in (_forms.URLENCODED, _forms.MULTIPART)
@@ -98,18 +96,18 @@ class BodyField:
                 return None
             raise Refused("key_malformed", f"a body of more than {KEY_BODY_MAX} bytes is not searched for its key")
         try:
-            return self._of_form(request, kind, body) if is_form else _field(_decoded(body.read()), self._names)
+            return self._of_form(request, kind, body) if is_form else json_field(body.read(), self._names)
         except RecursionError as error:
             raise Refused("key_malformed", "the body is nested too deeply to be searched for its key") from error
         except ValueError as error:
             if not is_searched or not body.read().strip():
                 return None
-            # Our own words; those of a decoder may contain a part of the body.
-            what = f"form ({error})" if is_form and type(error) is ValueError else "form" if is_form else "JSON"
-            raise Refused("key_malformed", f"the body is no {what}, and the key is its field {self._path}") from error
+            # Our own message; a decoder's may contain a part of the body.
+            what = f"a form ({error})" if is_form and type(error) is ValueError else "a form" if is_form else "JSON"
+            raise Refused("key_malformed", f"the body is not {what}, but the key is its field {self._path}") from error
 
-    def _of_form(self, request: Request, kind: str, body: Spooled) -> str | None:
-        """Return the field of a form, whose names are not paths: `event.id` is one."""
+    def _of_form(self, request: Request, kind: str, body: Body) -> str | None:
+        """Return the field of a form, whose names are not paths: `event.id` is one name."""
         found = _forms.values_of(request, kind, body.read(), self._path)
         if len(found) > 1:
             # Some frameworks take the first, and others the last.
@@ -156,26 +154,10 @@ def _checked(key: str, name: str) -> str:
     if not key.strip():
         raise Refused("key_malformed", f"{name} is empty")
     if len(key) > KEY_MAX:
-        raise Refused("key_malformed", f"{name} has {len(key)} characters, and {KEY_MAX} are the limit")
+        raise Refused("key_malformed", f"{name} has {len(key)} characters, and the limit is {KEY_MAX}")
     return key
-
-
-def _decoded(body: bytes) -> Any:
-    """Decode JSON as `json.loads` does: msgspec reads neither half of a surrogate pair nor UTF-16."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(body)
 
 
 def _may_be_an_object(head: bytes) -> bool:
     """Return whether a body with this beginning may be a JSON object, in any encoding: no other document has fields."""
     return head.lstrip(BEFORE_JSON)[:1] in (b"{", b"")
-
-
-def _field(document: Any, names: list[str]) -> Any:
-    for name in names:
-        if not isinstance(document, dict):
-            return None
-        document = document.get(name)
-    return document

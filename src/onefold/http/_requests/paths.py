@@ -15,9 +15,9 @@ SLASHES: Final = re.compile("//+")
 
 
 class Path(NamedTuple):
-    """The path of a request, and what a retry has to repeat of it: usually the same.
+    """The path of a request, and the part of it that a retry has to repeat: usually the same.
 
-    `below` is what a mount has left of the path, if a router below can know no more.
+    `below` is the path that a mount has left, if a router below can know no more.
     """
 
     whole: str
@@ -28,8 +28,8 @@ class Path(NamedTuple):
 def path_of(scope: Mapping[str, Any]) -> Path:
     """Return the whole path, with the prefixes of all mounts.
 
-    If a layer above has written another path into the scope, that is the path; the path that was sent is also compared,
-    because it may identify the caller.
+    If an outer layer has written another path into the scope, that is the path; the path that was sent is also
+    compared, because it may identify the caller.
     """
     path: str = scope["path"]
     raw = scope.get("raw_path")

@@ -9,7 +9,7 @@ import hashlib
 import re
 from typing import Final
 
-from onefold import SCOPE_MAX
+from onefold.keys import SCOPE_MAX
 
 # The length of the guard's scope comes first, so that no character of a name can be mistaken for its end.
 _LENGTH: Final = re.compile(r"(0|[1-9][0-9]{0,2}):")

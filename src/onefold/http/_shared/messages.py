@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final
 
 import msgspec
+
+from onefold import UsageError
 
 # A body up to this size is kept in memory while it is hashed; a larger one goes to a temporary file.
 SPOOL_MAX: Final = 1 << 20
@@ -40,9 +43,9 @@ class Request:
         # Methods are case-sensitive, but many frameworks run `patch` as PATCH: it must not pass unguarded.
         self.method = method.upper()
         self.path = path
-        # What a retry has to repeat of it, if that is more.
+        # The part that a retry has to repeat, if that is more.
         self.compared_path = path if compared_path is None else compared_path
-        # What a mount above has left of the path, if it has stripped its prefix silently.
+        # The rest of the path below a mount that has stripped its prefix silently.
         self.path_below_mounts = path_below_mounts
         self.query = query
         # The framework's own request: a scope, an environ, a request object.
@@ -89,7 +92,28 @@ class Refused(Exception):
         self.code = code
 
 
-class Spooled:
+# Visible ASCII and blanks: a header with anything else cannot be sent, or is two headers.
+CHALLENGE: Final = re.compile(r"[!-~][ -~]*")
+
+
+class Unauthorized(Refused):
+    """Raised by a `scope=` function for a caller whom it does not know: the request gets 401, and nothing runs.
+
+    `detail` is sent to the client. `challenge` is the value of the header `WWW-Authenticate`.
+    """
+
+    def __init__(self, detail: str = "This request needs valid credentials.", *, challenge: str = "Bearer") -> None:
+        given: object = challenge
+        if not isinstance(given, str) or not CHALLENGE.fullmatch(given):
+            raise UsageError(
+                f"Unauthorized(challenge={given!r:.60}) cannot be sent as WWW-Authenticate: write challenge='Bearer', "
+                "in visible ASCII"
+            )
+        super().__init__("unauthorized", detail)
+        self.challenge = challenge
+
+
+class Body:
     """A request's body: hashed as it comes, in memory or, when it is large, in a temporary file."""
 
     def __init__(self, whole: bytes = b"") -> None:
@@ -120,6 +144,7 @@ class Spooled:
         return self._digest.digest()
 
     def read(self) -> bytes:
+        """Return the whole body, however often it is asked for."""
         self._file.seek(0)
         return self._file.read()
 
@@ -138,11 +163,14 @@ class Spooled:
     @property
     def file(self) -> IO[bytes]:
         """Return the body as a file, at its beginning."""
-        self._file.seek(0)
+        self.rewind()
         return self._file
 
+    def rewind(self) -> None:
+        self._file.seek(0)
+
     def close(self) -> None:
-        # A full disk is refused once more: what could not be written is no longer needed.
+        # A full disk is reported once more here: data that could not be written is no longer needed.
         with suppress(OSError):
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""Check the options of a middleware, a route or a view when they are given, and say what to write instead. Pure.
+"""Check the options of a middleware, a route or a view when they are given, and suggest a correction. Pure.
 
 An unchecked option fails at each request or, worse, silently guards nothing.
 """
@@ -74,7 +74,7 @@ def check_not_async(option: str, found: object) -> None:
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
             found.close()
-        raise UsageError(f"{option}= gave something to await, and nobody does: it has to be a plain function")
+        raise UsageError(f"{option}= returned an awaitable, which nobody awaits: it has to be a plain function")
 
 
 def check_yes_or_no(option: str, given: object) -> None:
@@ -140,7 +140,7 @@ def paths(option: str, given: Any) -> tuple[str, ...]:
         if not isinstance(one, str):
             raise UsageError(f"{option}= has {one!r:.60}, which is not a path: write '/payments'")
         if not one.startswith(("/", "*")):
-            raise UsageError(f"{option}= has {one!r}, and a path begins with a slash: write {_path_of(one)!r}")
+            raise UsageError(f"{option}= has {one!r}, but a path begins with a slash: write {_path_of(one)!r}")
     return found
 
 
@@ -154,18 +154,18 @@ def patterns(option: str, given: Any) -> tuple[str, ...]:
 
 
 def _check_pattern(option: str, one: str) -> None:
-    """Refuse what looks like a pattern, but matches no path: nobody would be asked for a key."""
+    """Refuse a pattern that looks valid, but matches no path: nobody would be asked for a key."""
     if EXPRESSION.search(one):
         raise UsageError(
             f"{option}= has {one!r}, a regular expression, which no path matches. `*` stands for any text: '/orders/*'"
         )
     if PLACEHOLDER.search(one):
-        raise UsageError(f"{option}= has {one!r}, and `*` stands for any text: write {PLACEHOLDER.sub('*', one)!r}")
+        raise UsageError(f"{option}= has {one!r}, but `*` stands for any text: write {PLACEHOLDER.sub('*', one)!r}")
     path = re.split(r"[?#]", one, maxsplit=1)[0].strip()
     if path != one:
-        raise UsageError(f"{option}= has {one!r}, and a path ends before its query: write {path!r}")
+        raise UsageError(f"{option}= has {one!r}, but a path ends before its query: write {path!r}")
     if unquote(one) != one:
-        raise UsageError(f"{option}= has {one!r}, and a path is compared without escapes: write {unquote(one)!r}")
+        raise UsageError(f"{option}= has {one!r}, but a path is compared without escapes: write {unquote(one)!r}")
 
 
 def matching(chosen: tuple[str, ...]) -> Callable[[str], bool]:
@@ -185,7 +185,7 @@ def bare(path: str) -> str:
 
 
 def _path_of(text: str) -> str:
-    """Return what was meant by a path without its slash, or by a whole URL."""
+    """Return the intended path of a text without its slash, or of a whole URL."""
     return "/" + (urlsplit(text).path if "://" in text else text).lstrip("/")
 
 

@@ -30,7 +30,7 @@ DEFAULT_PORT: Final = re.compile(r":(80|443)?$")
 def is_of_routing(answer: Answer, request: Request, *, unmatched: bool | None) -> bool:
     """Return whether a router made this response to the request.
 
-    `unmatched` is what the framework says: it has found no route, or (False) a handler has run. None: nothing.
+    `unmatched` is what the framework reports: it has found no route, or (False) a handler has run. None: unknown.
     """
     if answer.status in REDIRECTS:
         places = [value for name, value in answer.headers if name.lower() == b"location"]
@@ -39,7 +39,7 @@ def is_of_routing(answer: Answer, request: Request, *, unmatched: bool | None) -
 
 
 def _adds_or_takes_a_slash(location: bytes, request: Request) -> bool:
-    """Return whether this is where the request was sent, except for the trailing slash.
+    """Return whether this is the URL of the request, except for the trailing slash.
 
     A router keeps the host and the query unchanged.
     """
@@ -63,7 +63,7 @@ def _host(text: str) -> str:
 
 
 def _paths_of(request: Request) -> list[str]:
-    """Return the path that was sent, and what a prefix-stripping mount has left: its router knows no more."""
+    """Return the path that was sent, and the rest that a prefix-stripping mount has left: its router knows no more."""
     left = request.path_below_mounts
     return [request.path] if left is None else [request.path, left]
 
@@ -86,15 +86,15 @@ def unmatched_asgi(scope: Mapping[str, Any]) -> bool | None:
     endpoint = scope.get("endpoint")
     try:
         return endpoint is None or _matches_nothing(endpoint, scope)
-    except Exception:  # noqa: BLE001 - routes that are not Starlette's, of which nobody knows
+    except Exception:  # noqa: BLE001 - routes that are not Starlette's
         return None
 
 
 def _matches_nothing(endpoint: Any, scope: Mapping[str, Any]) -> bool | None:
     """Return whether a mount has matched, and no route inside it.
 
-    The scope does not say: a middleware inside the mount may have passed on a copy, in which a route was found. So the
-    routes are checked.
+    The scope does not show this: a middleware inside the mount may have passed on a copy, in which a route was found.
+    So the routes are checked.
     """
     routes = getattr(endpoint, "routes", None)
     if routes is None:

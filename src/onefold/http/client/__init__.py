@@ -17,19 +17,19 @@ from onefold.http.client._intent import intent
 from onefold.http.client._retrying import Attempt, Retries, Sent
 
 if TYPE_CHECKING:
-    from onefold.http.client._httpx import AsyncTransport, Transport
-    from onefold.http.client._requests import Adapter
+    from onefold.http.client._httpx.transports import AsyncTransport, Transport
+    from onefold.http.client._requests.adapter import Adapter
 
 __all__ = ["Adapter", "AsyncTransport", "Attempt", "Retries", "Sent", "Transport", "intent"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Transport", "AsyncTransport"):
-        from onefold.http.client import _httpx
+        from onefold.http.client._httpx import transports
 
-        return getattr(_httpx, name)
+        return getattr(transports, name)
     if name == "Adapter":
-        from onefold.http.client._requests import Adapter
+        from onefold.http.client._requests.adapter import Adapter
 
         return Adapter
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

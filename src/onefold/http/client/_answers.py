@@ -1,8 +1,8 @@
 """Decide when a response counts: after it was read to its end, and after its redirect, if it is one, was followed.
 
 A client that closes a response early, or gets an error while reading it (a dropped connection, a timeout, a
-cancellation, an encoding that cannot be decoded), has no response and will ask again. So the request has to keep its
-key until then.
+cancellation, an encoding that cannot be decoded), has no response and will ask again. Until then the request keeps its
+key.
 """
 
 from __future__ import annotations
@@ -33,37 +33,40 @@ class Answer:
         self._has_broken_off = False
         # Weak: a request holds its response.
         self._on_reopened = WeakMethod(on_reopened)
-        # Who has asked, or read last; None: nobody waits for anything more.
+        # The last to send or read; None: nobody waits for anything more.
         self._caller: Caller | None = Caller()
         # Whether somebody is inside a call that reads from it at this moment.
         self._is_being_read = False
 
     @property
     def is_settled(self) -> bool:
-        """Whether its request is settled for good."""
+        """Return whether its request is settled for good."""
         return self._is_final and self._has_ended and not self.leads_on
 
     @property
     def is_awaited_elsewhere(self) -> bool:
-        """Whether another task or thread is reading or following it: then an equal request is not a retry."""
+        """Return whether another task or thread is reading or following it: then an equal request is not a retry."""
         return self._is_left_elsewhere and self._is_in_use
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether another task or thread has it, and may read on, or have dropped it: we cannot tell."""
+        """Return whether another task or thread has it, and may continue reading or have dropped it: we cannot tell."""
         return not self.leads_on and self._is_left_elsewhere and not self._is_in_use
 
     @property
     def _is_left_elsewhere(self) -> bool:
-        is_async = self.leads_on or (self._is_final and not self._has_ended)
-        return is_async and self._caller is not None and self._caller.is_elsewhere
+        # Its reader, in another thread, may end it at any moment: look once.
+        reader = self._caller
+        is_pending = self.leads_on or (self._is_final and not self._has_ended)
+        return is_pending and reader is not None and reader.is_elsewhere
 
     @property
     def _is_in_use(self) -> bool:
-        return self._is_being_read or (self._caller is not None and self._caller.is_in_call)
+        reader = self._caller
+        return self._is_being_read or (reader is not None and reader.is_in_call)
 
     def ended(self) -> None:
-        """Note that it was read to its end. If it was closed before, it has none."""
+        """Note that it was read to its end. A response that was closed before has none."""
         if self._has_broken_off:
             return
         self._has_ended = True
@@ -71,14 +74,14 @@ class Answer:
             self._caller = None
 
     def broke_off(self) -> None:
-        """Note that it cannot be read to its end, or not be followed."""
+        """Note that it cannot be read to its end, or cannot be followed."""
         was_settled, self._has_ended, self._has_broken_off, self._caller = self.is_settled, False, True, None
         reopened = self._on_reopened() if was_settled else None
         if reopened is not None:
             reopened()
 
     def closed(self) -> None:
-        """Note that nobody reads on."""
+        """Note that nobody continues reading."""
         if not self._has_ended:
             self.broke_off()
 
@@ -89,13 +92,13 @@ class Answer:
             self._caller = None
 
     def left_to_reader(self) -> None:
-        """Note that the client returns it before it is read. Its call would keep it, if nobody reads it."""
+        """Note that the client returns it before it is read, so that its call no longer counts as reading it."""
         if self._caller is not None and not self.leads_on:
             self._caller.leaves_call()
 
     @contextmanager
     def being_read(self) -> Iterator[None]:
-        """Mark that somebody reads from it in this block: until it ends an equal request elsewhere is not a retry."""
+        """Mark that somebody reads from it in this block: until then an equal request elsewhere is not a retry."""
         if not self._is_being_read and self._caller is not None:
             self._caller = Caller()
         outer, self._is_being_read = self._is_being_read, True
@@ -106,7 +109,7 @@ class Answer:
 
     @contextmanager
     def handed_out(self) -> Iterator[None]:
-        """Mark that its reader has a part of it, and does with it what we cannot see."""
+        """Mark that its reader is processing a part of it, which we cannot observe."""
         outer, self._is_being_read = self._is_being_read, False
         try:
             yield
@@ -116,7 +119,7 @@ class Answer:
 
 @contextmanager
 def breaking_off(answer: Answer) -> Iterator[None]:
-    """Watch a part of a response being read: if anything is raised inside, it has no end."""
+    """Watch a part of a response being read: on an exception, the response has no end."""
     try:
         with answer.being_read():
             yield

@@ -1,4 +1,4 @@
-"""Tell who sent a request, and whether the client's call that sent it is still running.
+"""Find out who sent a request, and whether the client's call that sent it is still running.
 
 A client follows redirects, and reads most responses, inside one call. It does not say when that call gives up, so we
 check whether its frame is still executing. A live thread proves nothing: a pool's thread continues.
@@ -28,26 +28,26 @@ class Caller:
     """The task or thread that sent, or reads, and the client's call in which it does."""
 
     def __init__(self) -> None:
-        # Weak: what we remember of a request must not keep a task alive.
+        # Weak: remembering a request must not keep a task alive.
         self._who = ref(_running_here())
         self._call = _client_call()
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is another task or thread, and not over."""
+        """Return whether it is another task or thread, and not over."""
         who = self._who()
         return who is not None and who is not _running_here() and not _is_over(who)
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the client's call in which it was sent has not returned or raised yet."""
+        """Return whether the client's call in which it was sent has not returned or raised yet."""
         if self._call is not None and not _is_executed(self._call, self._who()):
-            # It never comes back, and we must not keep what it holds.
+            # It never comes back, and we must not keep its references alive.
             self._call = None
         return self._call is not None
 
     def leaves_call(self) -> None:
-        """Note that the client passes it on, and its call is done with it."""
+        """Note that the client has passed it on, and its call is done with it."""
         self._call = None
 
 
@@ -65,7 +65,7 @@ def _is_over(who: Any) -> bool:
 
 
 def _client_call() -> FrameType | None:
-    """Return the outermost frame of the client that sends us this request; None: there is no client around us."""
+    """Return the outermost frame of the client that sends us this request; None if there is no client around us."""
     found = None
     for frame in _outwards(sys._getframe()):
         is_client = frame.f_globals.get("__name__", "").partition(".")[0] in CLIENTS
@@ -81,8 +81,8 @@ def _is_executed(call: FrameType, who: Any) -> bool:
     if call.f_code.co_flags & inspect.CO_COROUTINE:
         return isinstance(who, asyncio.Task) and _is_inside(call, who.get_coro())
     try:
-        # The way to ask a frame: an executing one, in any thread, refuses it. It is the client's own, and its variables
-        # are no longer needed.
+        # The way to test a frame: an executing one, in any thread, refuses it. It is the client's own, and its
+        # variables are no longer needed.
         call.clear()
     except RuntimeError:
         return True

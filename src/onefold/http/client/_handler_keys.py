@@ -90,7 +90,8 @@ class Keyed:
         self.key = key
         # The caller's own key is used as it is.
         self.is_ours = is_ours
-        # Where it is sent from: the delivery and its step, or an intent. The same object elsewhere is another request.
+        # The place it is sent from: the delivery and its step, or an intent. The same object elsewhere is another
+        # request.
         self.position = position
         self.method = request.method
         self.names: set[str] = set()
@@ -105,22 +106,22 @@ class Keyed:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its response is final, and was read to its end."""
+        """Return whether its response is final, and was read to its end."""
         return self._answer is not None and self._answer.is_settled
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is in flight, or somebody else still reads or follows its response: nobody retries it yet."""
+        """Return whether it is in flight, or its response is being read or followed elsewhere: no retry yet."""
         return self.is_on_its_way or (self._answer is not None and self._answer.is_awaited_elsewhere)
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether somebody else has its response, and may have dropped it: we cannot tell what retries it."""
+        """Return whether its response is held elsewhere, and may have been dropped: a retry cannot be recognized."""
         return not self.is_on_its_way and self._answer is not None and self._answer.is_in_doubt
 
     @property
     def redirect(self) -> Answer | None:
-        """The redirect that is being followed by GET, if one is: it is settled by the response from there."""
+        """Return the redirect that is being followed by GET, if any: the response from there settles it."""
         return self._answer if self._is_led_on and not self.is_settled else None
 
     def go_on(self, request: Request) -> None:
@@ -131,7 +132,7 @@ class Keyed:
         self.callers.add(caller(request.headers))
 
     def heard(self, status: int, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Note a response, and return it. The body of a problem document is the decoded one; None: it was not read."""
+        """Note a response, and return it. The body is that of a problem document, decoded; None if it was not read."""
         self._is_unauthorized = status in UNAUTHORIZED
         goes_on = status in SENT_ON or (status == MOVED and self.method != "POST")
         location = headers.get("Location") if goes_on else None
@@ -146,17 +147,17 @@ class Keyed:
         return self._answer
 
     def reopened(self) -> None:
-        """Note that its response turned out to be none, after it had counted as one."""
+        """Note that its response broke off, after it had counted as final."""
 
     def again(self) -> Self:
-        """Request it once more: until then no equal request is a retry of it."""
+        """Mark it as sent once more: until then no equal request is a retry of it."""
         self.is_on_its_way = True
         return self
 
     def is_continued_by(self, request: Request, position: object) -> bool:
         """Return whether this request follows from the one that was sent, and is not a new one.
 
-        Raises if it is ambiguous.
+        Raise if that is ambiguous.
         """
         if self.is_on_its_way or self.position != position:
             return False
@@ -186,7 +187,8 @@ class Keyed:
 
     def is_retried_by(self, who: str) -> bool:
         """Return whether an equal request by this caller is a retry: another caller's is another request."""
-        if self.is_busy:
+        # In this order: another thread may read its response to the end meanwhile, and then it is not busy any more.
+        if self.is_busy or self.is_settled:
             return False
         # Credentials that were refused are renewed. Without credentials, callers cannot be told apart.
         return self._is_unauthorized or not who or who in self.callers or "" in self.callers
@@ -233,7 +235,7 @@ class HandlerCalls:
         retried = [call for call in self.unsettled if call.is_retried_by(who)]
         if retried:
             # A handler that retries by itself means the same request. An ambiguous one comes last: equal requests may
-            # take each other's keys.
+            # swap keys.
             call = min(retried, key=lambda call: call.is_in_doubt)
             call.check_known(request)
             call.go_on(request)
@@ -269,7 +271,7 @@ def keyed(request: Request) -> Keyed:
     """Choose the key of a request outside an intent: the given one, that of the running handler, or a new one."""
     delivery = _running(request)
     position = _position(delivery)
-    # Its body is digested here, not while others wait.
+    # Its body is digested here, not while holding the lock.
     _ = request.name
     with _mutex:
         carried = request.carried
@@ -285,7 +287,7 @@ def keyed(request: Request) -> Keyed:
 
 @contextmanager
 def following(redirected: Keyed | None) -> Iterator[None]:
-    """Watch the request to a redirect's target, if it is one: if anything is raised inside, there is no response."""
+    """Watch the request to a redirect's target, if it is one: on an exception, there is no response."""
     try:
         yield
     except BaseException:
@@ -306,7 +308,7 @@ def _given(delivery: Current | None, request: Request, position: object) -> Keye
 
 
 def _position(delivery: Current | None) -> tuple[ReferenceType[Current] | None, str | None]:
-    # Weak: what we remember of a delivery must not keep it alive.
+    # Weak: remembering a delivery must not keep it alive.
     return (None, None) if delivery is None else (ref(delivery), delivery.step_name)
 
 
@@ -320,7 +322,7 @@ def _running(request: Request) -> Current | None:
         raise NotOneDelivery(
             f"this {request.method} was sent by a handler of a whole batch: it belongs to no single delivery, and a "
             "rerun would send it with another key, which is a second operation. Nothing was sent. Name its key in the "
-            "header Idempotency-Key, made of the message's own key, or send it inside of a guard.run() or an intent()"
+            "header Idempotency-Key, derived from the message's own key, or send it inside a guard.run() or an intent()"
         ) from None
     except UsageError:
         return None
@@ -350,7 +352,7 @@ def _target(url: str, location: str) -> str | None:
 
 
 def _plain(url: str) -> str:
-    """Return a URL in the form in which two that lead to the same place are compared."""
+    """Return a URL in canonical form, so that two URLs of the same target compare equal."""
     scheme, host, path, query, _ = urlsplit(url)
     host = host.rpartition("@")[2].lower().removesuffix(PORTS.get(scheme.lower(), "-"))
     return unquote(urlunsplit((scheme.lower(), host, path or "/", query, "")))

@@ -30,7 +30,7 @@ NOT_FOR_WHOM: Final = re.compile(
 # Stripe's successor of Stripe-Account.
 ALSO_FOR_WHOM: Final = frozenset({"stripe-context"})
 
-# What identifies a caller.
+# The headers that identify a caller.
 CREDENTIALS: Final = ("authorization", "x-api-key", "api-key")
 
 # Schemes whose value is the same for each request. Others (AWS, OAuth 1, Digest) create a new one each time.
@@ -43,13 +43,13 @@ JWT_PARTS: Final = 3
 
 
 def for_whom(headers: Mapping[str, str]) -> str:
-    """Return the headers that identify the account, in one string: `stripe-account: acct_1`. Empty: none does."""
+    """Return the headers that identify the account, in one string: `stripe-account: acct_1`. Empty if none."""
     found = {name.lower(): value for name, value in headers.items() if _says_for_whom(name.lower())}
     return ", ".join(f"{name}: {found[name]}" for name in sorted(found))
 
 
 def caller(headers: Mapping[str, str]) -> str:
-    """Return a digest of what the credentials say about the caller. Empty: they do not tell callers apart."""
+    """Return a digest of the caller's credentials. Empty if they do not tell callers apart."""
     found = [_credential(name.lower(), value) for name, value in headers.items() if name.lower() in CREDENTIALS]
     known = sorted(one for one in found if one)
     return hashlib.sha256("\n".join(known).encode(errors="surrogatepass")).hexdigest() if known else ""

@@ -1,4 +1,4 @@
-"""Keep what a client means to do across its crash: the key and the digest of the request, under a name.
+"""Keep a client's intent across its crash: the key and the digest of the request, under a name.
 
 It ends when a final response was received and its block was left without an error. Until then, entering an intent of
 this name (in another process after a crash, say) sends the same key, and is refused if the request differs.
@@ -23,18 +23,18 @@ from onefold import (
     StoreUnavailable,
     UsageError,
 )
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold.durations import Duration, as_text, seconds
 from onefold.http._shared.intents import OPERATION
 from onefold.http.client._handler_keys import Keyed, Request
 from onefold.http.client._identity import for_whom
 from onefold.http.client._retrying import mint
 
-# A key is created in no time; a process that finds another one at it waits that long, and then takes over.
+# Creating a key takes no time; a process that finds another one doing it waits that long, and then takes over.
 POLICY: Final = Policy(keep="forever", lease=10, wait=15)
 
-# Checking whether a key is still our own does not wait for another's.
-LOOKING: Final = POLICY.but(wait=0)
+# Checking whether a key is still ours does not wait for another process.
+LOOKING: Final = POLICY.replace(wait=0)
 
 # A record that was moved to another store between two reads is read again.
 FORGET_ROUNDS: Final = 3
@@ -44,7 +44,8 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     """Keep one POST or PATCH under one key, whatever happens to the process.
 
     `with intent("pay-order-42", store="sqlite:///intents.db"):` or, around an async client, `async with`. `store` is
-    what a guard takes, or a guard. A block that ends without an error although no request came by raises `UsageError`.
+    anything that a guard takes, or a guard. A block that ends without an error but without a request raises
+    `UsageError`.
     `server_keeps` is how long the server remembers a key, by its published policy. An older intent raises
     `OutcomeUnknown` and sends nothing: the server would take it for a new request.
     """
@@ -52,9 +53,9 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def __init__(self, name: str, *, store: Any, server_keeps: Duration = "24h") -> None:
         self.name = name
         self._server_keeps = seconds(server_keeps, "server_keeps")
-        # The last request that came by.
+        # The last request sent inside it.
         self._call: Keyed | None = None
-        # Whether a request of one of our clients came by, or somebody has ended it by hand.
+        # Whether one of our clients sent a request inside it, or somebody has ended it by hand.
         self._is_used = False
         self._store = store
         self._sent: list[Any] | None = None
@@ -63,7 +64,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         self._outer: Token[intent | None] | None = None
 
     def __enter__(self) -> Self:
-        self._guard = self._blocking()
+        self._guard = self._sync_guard()
         return self._entered()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -79,7 +80,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             self._check_used()
 
     async def __aenter__(self) -> Self:
-        self._guard = self._awaited()
+        self._guard = self._async_guard()
         return self._entered()
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -96,7 +97,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     def end(self) -> None:
         """End it by hand, once its outcome is known: the next one of this name is a new request."""
-        guard, self._is_used = self._blocking(), True
+        guard, self._is_used = self._sync_guard(), True
         try:
             run(self._end(guard, _nothing_kept))
         finally:
@@ -105,7 +106,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     async def aend(self) -> None:
         """End it by hand, async. See `end`."""
-        guard, self._is_used = self._awaited(), True
+        guard, self._is_used = self._async_guard(), True
         try:
             await run_async(self._end(guard, _nothing_kept_async))
         finally:
@@ -115,7 +116,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def key_for(self, request: Request) -> str:
         """Return the key of this request: created once, stored before it is sent.
 
-        Raises `KeyReused` for another request.
+        Raise `KeyReused` for another request.
         """
         self._is_used = True
         if not isinstance(self._guard, Guard):
@@ -129,14 +130,12 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             raise UsageError("this intent was entered with `with`, and the client is an async one")
         return await run_async(self._key_for(request, self._guard, _mint_async))
 
-    def _key_for(self, request: Request, guard: Any, mint: Callable[[], Any]) -> Work[str]:
+    def _key_for(self, request: Request, guard: Any, mint: Callable[[], Any]) -> Flow[str]:
         if self._is_sent_on(request):
             return self._key or ""
         payload = self._payload(request)
         try:
-            found = yield partial(
-                guard.run, OPERATION, self.name, mint, returns=str, fingerprint=payload, policy=POLICY
-            )
+            found = yield partial(guard.run, OPERATION, self.name, mint, returns=str, payload=payload, policy=POLICY)
         except KeyReused as reused:
             raise self._another(reused) from None
         record = (yield partial(guard.read, OPERATION, self.name)) if found.replayed else None
@@ -144,7 +143,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
 
     @property
     def settled(self) -> bool:
-        """Whether a final response came, and was read to its end."""
+        """Return whether a final response was received, and read to its end."""
         return self._call is not None and self._call.is_settled
 
     def call_for(self, request: Request) -> Keyed:
@@ -157,36 +156,34 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         call = self._call = Keyed(await self.key_for_async(request), request, self)
         return call
 
-    def _end(self, guard: Any, nothing_kept: Callable[[], Any]) -> Work[None]:
+    def _end(self, guard: Any, nothing_kept: Callable[[], Any]) -> Flow[None]:
         if self._key:
             # Inside its block it knows its own key, and ends no other.
             yield from self._forget(guard, nothing_kept)
         else:
             yield partial(guard.forget, OPERATION, self.name)
 
-    def _forget(self, guard: Any, nothing_kept: Callable[[], Any]) -> Work[None]:
+    def _forget(self, guard: Any, nothing_kept: Callable[[], Any]) -> Flow[None]:
         """Forget our own key. A slow sender may find a newer one under the name, which is not ours to end."""
-        look = partial(
-            guard.run, OPERATION, self.name, nothing_kept, returns=str, fingerprint=self._sent, policy=LOOKING
-        )
+        look = partial(guard.run, OPERATION, self.name, nothing_kept, returns=str, payload=self._sent, policy=LOOKING)
         for _ in range(FORGET_ROUNDS):
             record = yield partial(guard.read, OPERATION, self.name)
             if record is None or record.state != "done":
                 return
             try:
-                # Our key is never created again: if it is found after the read, it was there at the read.
+                # Our key is never created again: if it is found after the read, it existed at the read.
                 found = yield look
             except (_NothingKept, InProgress, KeyReused):
                 return
             if found.value != self._key or (yield partial(guard.forget, OPERATION, self.name, only=record)):
                 return
 
-    def _blocking(self) -> Guard:
+    def _sync_guard(self) -> Guard:
         if isinstance(self._store, AsyncGuard):
             raise UsageError("an AsyncGuard keeps an intent inside `async with`")
         return self._store if isinstance(self._store, Guard) else Guard(self._store)
 
-    def _awaited(self) -> AsyncGuard:
+    def _async_guard(self) -> AsyncGuard:
         if isinstance(self._store, Guard):
             raise UsageError("a Guard keeps an intent inside `with`; for `async with` pass an AsyncGuard or a URL")
         return self._store if isinstance(self._store, AsyncGuard) else AsyncGuard(self._store)
@@ -201,19 +198,19 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
         _current.reset(self._outer)
 
     def _check_used(self) -> None:
-        """Raise if no request came by: sent another way, it had no key of ours, and a retry would run twice."""
+        """Raise if no request was sent inside it: one sent another way had no key of ours, and would run twice."""
         if not self._is_used:
             raise UsageError(
-                f"intent({self.name!r}) was left, and no POST or PATCH came by inside it: what was sent, if anything, "
-                "was sent without its key, and a retry would happen twice. Send it inside the block, by a client with "
-                "our Transport, AsyncTransport or Adapter. A thread does not inherit the block: start it with "
+                f"intent({self.name!r}) was left, and no POST or PATCH passed through it: anything that was sent was "
+                "sent without its key, and a retry would happen twice. Send it inside the block, with a client that "
+                "uses our Transport, AsyncTransport or Adapter. A thread does not inherit the block: start it with "
                 "contextvars.copy_context().run"
             )
 
     def _is_sent_on(self, request: Request) -> bool:
-        """Return whether it is our own request on its way to a redirect's target. Another key is another intent."""
+        """Return whether it is our own request, redirected to another target. Another key is another intent."""
         if request.carried is not None:
-            # The client's object was sent before, here or elsewhere: its key was not given by anybody.
+            # The client's object was sent before, here or elsewhere: its key was not given by the user.
             sent = request.carried
             return sent.key == self._key and (sent.is_sent_on_as(request) or request.name in sent.names)
         if request.given is None:
@@ -228,35 +225,35 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
             payload.append(whose)
         if self._sent not in (None, payload):
             raise UsageError(
-                f"intent({self.name!r}) is one request, and another one was sent inside it. Nothing was sent"
+                f"intent({self.name!r}) is one request, but another one was sent inside it. Nothing was sent"
             )
         self._sent = payload
         return payload
 
     def _another(self, reused: KeyReused) -> KeyReused:
-        """Return the refusal of another request under a name that has not ended."""
+        """Return the refusal of another request under a name whose intent has not ended."""
         error = KeyReused(
             f"intent({self.name!r}) was begun with another method, URL or body, or for another account, and has no "
             "final answer yet. Nothing was sent now. Send the first request again, inside this intent, to get its "
-            f"answer; or find out at the server what became of it, then end it: {self._ending()}. "
+            f"answer; or find out from the server what happened, then end it: {self._ending()}. "
             "The next request under this name is then a new operation"
         )
         error.operation, error.key, error.scope = reused.operation, reused.key, reused.scope
         return error
 
     def _ending(self) -> str:
-        """Return the line that ends it by hand, as sync or async code writes it."""
+        """Return the line of code that ends it by hand, sync or async."""
         named = f"intent({self.name!r}, store=…)"
         return f"await {named}.aend()" if isinstance(self._guard, AsyncGuard) else f"{named}.end()"
 
     def _kept(self, found: Outcome[str], record: Record | None) -> str:
-        """Return the key, if a restart would find it again, and if the server still knows it."""
-        if not found.remembered:
+        """Return the key, if a restart would find it again, and if the server still remembers it."""
+        if not found.recorded:
             raise StoreUnavailable(f"intent({self.name!r}) could not be kept over a crash. Nothing was sent")
         if record is not None and record.age >= self._server_keeps:
             raise OutcomeUnknown(
                 f"intent({self.name!r}) is {_old(record.age)} old, and the server remembers a key for "
-                f"{as_text(self._server_keeps)} (server_keeps): what became of it is not known. Nothing was sent. "
+                f"{as_text(self._server_keeps)} (server_keeps): its outcome is unknown. Nothing was sent. "
                 f"Ask the server, then end the intent: {self._ending()}"
             )
         self._key = found.value

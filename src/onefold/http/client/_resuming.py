@@ -1,6 +1,6 @@
 """Resume a response that breaks off after a part of it was returned: request it again, and continue there.
 
-The server repeats its response under the same key. If it does not begin with what was returned, or has another status
+The server repeats its response under the same key. If it does not begin with the returned part, or has another status
 or encoding, it is not the same response: then the error is raised, and nobody gets a mixture of two.
 """
 
@@ -31,7 +31,7 @@ class HandedOut:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it is worthwhile to ask again."""
+        """Return whether a retry is worthwhile."""
         return not self._is_live and self.size <= _retrying.ANSWER_MAX
 
     def add(self, part: bytes) -> bytes:
@@ -41,21 +41,21 @@ class HandedOut:
         return part
 
     def rest_of(self, status: int, headers: Mapping[str, str]) -> Rest:
-        """Begin to read this response, or its repetition. Raises `Another` if it cannot be one."""
+        """Begin to read this response, or its repetition. Raise `Another` if it cannot be one."""
         if _head(status, headers) != self._head:
             raise Another
         return Rest(self.size, self._digest.digest())
 
 
 class Rest:
-    """Skips what was returned before. Raises `Another` if it is not the same."""
+    """Skips the part that was returned before. Raises `Another` if it differs."""
 
     def __init__(self, size: int, digest: bytes) -> None:
         self._left, self._digest = size, digest
         self._seen = hashlib.sha256()
 
     def of(self, part: bytes) -> bytes:
-        """Return what is new in this part."""
+        """Return the new bytes of this part."""
         if not self._left:
             return part
         known, new = part[: self._left], part[self._left :]

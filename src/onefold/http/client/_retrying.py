@@ -16,7 +16,7 @@ from onefold import UsageError
 try:
     import tenacity
 except ImportError as error:
-    raise UsageError("the client retries by tenacity, which is missing. pip install 'onefold[client]'") from error
+    raise UsageError("the client's retries need tenacity, which is missing. pip install 'onefold[client]'") from error
 
 HEADER: Final = "Idempotency-Key"
 
@@ -36,20 +36,20 @@ LENGTH_DIGITS_MAX: Final = 15
 # Longer than any server remembers a key. A longer pause is a mistake, and the clock cannot wait forever.
 PAUSE_SECONDS_MAX: Final = 24 * 3600.0
 
-# Pauses reach their maximum before that, whatever it is: 2 to the power of a large number is not a float.
+# Pauses reach any maximum before that: 2 to the power of a large number is not a float.
 DOUBLINGS_MAX: Final = 60
 
 CONFLICT: Final = 409
 SERVER_ERROR: Final = 500
 
-# Sent again at once, or after a while. A conflict without Retry-After waits for a person.
+# Retried at once, or after a while. A conflict without Retry-After waits for a person.
 AGAIN: Final = frozenset({408, 425})
 AGAIN_IF_ASKED_TO: Final = frozenset({CONFLICT, 429})
 
 # After these the same request may get another response, here or at the redirect's target: an intent continues.
 UNSETTLED: Final = frozenset({307, 308, 401, 403, 408, 425, 429})
 
-# Refusals of ours that mean: it is done, or failed, for good.
+# Our own problem codes for a request that is done, or failed, for good.
 SETTLED_CODES: Final = frozenset({"result_not_kept", "failed"})
 
 
@@ -94,7 +94,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Wanted(Exception):
-    """A response that is to be requested again; it carries the response."""
+    """Raised for a response that has to be requested again; it carries the response."""
 
     def __init__(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(f"status {status}")
@@ -108,7 +108,7 @@ def mint() -> str:
 
 
 def is_wanted_again(status: int, headers: Mapping[str, str]) -> bool:
-    """Return whether asking again may bring something better."""
+    """Return whether a retry may get a better response."""
     if status in AGAIN_IF_ASKED_TO:
         return "Retry-After" in headers
     return status >= SERVER_ERROR or status in AGAIN
@@ -121,7 +121,7 @@ def settles(status: int, headers: Mapping[str, str], body: bytes | None = b"") -
     """
     code = _code_of(body) if is_problem(headers) else ""
     if code is None:
-        # It may say anything: that the key was used for another request, say.
+        # It may be any problem, such as a key that was used for another request.
         return False
     if code:
         return code in SETTLED_CODES
@@ -151,7 +151,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
     try:
         asked = float(value) if value.isdecimal() else _seconds_until(email.utils.parsedate_to_datetime(value))
     except (ValueError, TypeError, OverflowError):
-        # Not a date, or one that no calendar has.
+        # Not a date, or an impossible one.
         return 0.0
     return min(max(asked, 0.0), PAUSE_SECONDS_MAX)
 
@@ -190,14 +190,14 @@ def resumed(plan: Any, retries: Retries, call: ClientCall) -> Any:
 
 
 class ClientCall:
-    """One call in progress: its key, and what has happened to it so far."""
+    """One call in progress: its key, and its attempts so far."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.attempts: list[Attempt] = []
 
     def answered(self, response: Any, status: int, headers: Mapping[str, str]) -> None:
-        """Note the response. Raises `Wanted` if it is to be requested again."""
+        """Note the response. Raise `Wanted` if it has to be requested again."""
         self.attempts.append(Attempt(status=status))
         if is_wanted_again(status, headers):
             raise Wanted(response, status, headers)
@@ -206,7 +206,7 @@ class ClientCall:
         self.attempts.append(Attempt(error=type(error).__name__, sent=sent))
 
     def broke_off(self, error: BaseException) -> None:
-        """Note that the last response was not received in whole, after it was returned."""
+        """Note that the last response, already returned, was not received in whole."""
         self.attempts[-1] = Attempt(error=type(error).__name__)
 
     def sent(self, headers: Mapping[str, str]) -> Sent:
@@ -214,7 +214,7 @@ class ClientCall:
         return Sent(self.key, self.attempts, replayed=is_replay(headers))
 
     def gave_up(self, error: BaseException) -> None:
-        """Attach what happened to the last error."""
+        """Attach the history of the call to the last error."""
         error.onefold = self.sent({})  # type: ignore[attr-defined]
         sent = sum(attempt.sent for attempt in self.attempts)
         if not sent:
@@ -226,13 +226,20 @@ class ClientCall:
 
 
 def unwanted(state: tenacity.RetryCallState) -> Any:
-    """Return the response that is requested again, if one came: release it before waiting for the next one."""
+    """Return the response that is requested again, if any: release it before waiting for the next one."""
     error = state.outcome.exception() if state.outcome is not None else None
     return error.response if isinstance(error, Wanted) else None
 
 
+def let_go(state: tenacity.RetryCallState) -> None:
+    """Close the response that is requested again: it must not hold its connection while nobody reads from it."""
+    response = unwanted(state)
+    if response is not None:
+        response.close()
+
+
 def _code_of(problem: bytes | None) -> str | None:
-    """Return the code of a problem of ours; others have none. None: it was not read."""
+    """Return the code of one of our problems, "" for others; None if it was not read."""
     if problem is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """Perform the ledger's steps on the partitions of an AIOKafkaConsumer, and report rebalances to it.
 
-Partitions come and go while a handler runs: what ends after that, ends nothing.
+Partitions come and go while a handler runs: a message that finishes after its partition has gone commits nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from onefold.queues._kafka.unread import LOOK_SECONDS_MAX, Ends
 
 
 class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[misc] # the package has no types
-    """The partitions of one consumer: what is done to them, and what is reported about them."""
+    """The partitions of one consumer: performs steps on them, and reports their rebalances."""
 
     _takes = AIOKafkaConsumer
     _letters = DeadLetters
@@ -50,9 +50,9 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
         self._alarm: asyncio.TimerHandle | None = None
 
     def _listen(self, consumer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Hear of the user's own pauses, and return the methods by which to pause and resume unheard.
+        """Intercept the user's own pauses; return the methods by which to pause and resume without being intercepted.
 
-        The consumer tells what is paused, but not by whom: a partition that waits for a message may be both.
+        The consumer reports which partitions are paused, but not by whom: one that waits for a message may be both.
         """
         heard_pause, heard_resume = consumer.pause, consumer.resume
 
@@ -69,17 +69,17 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
         return inspect.unwrap(heard_pause), inspect.unwrap(heard_resume)
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe the consumer, and hear of its partitions' coming and going."""
+        """Subscribe the consumer, and listen to its rebalances."""
         self._hears = True
         self._consumer.subscribe(topics=list(topics), listener=self)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """For a listener of your own. What is finished was committed before, and aiokafka forgets every pause."""
+        """Handle a revocation, for a listener of your own. Forget the pauses, as aiokafka does."""
         self._ledger.resumed_by_user(revoked)
         self._ledger.forget(revoked)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """For a listener of your own."""
+        """Handle an assignment, for a listener of your own."""
         self._hears = True
         self._ledger.assigned(assigned)
         if self._offsets is not None:
@@ -120,7 +120,7 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
             case GoBack(partition, offset):
                 at = TopicPartition(*partition)
                 if at not in self._consumer.paused():
-                    # A pause of the user's ended with an assignment of which nobody has told us.
+                    # The user's pause ended with an assignment that was not reported to us.
                     self._ledger.resumed_by_user([partition])
                 paused = self._tried(partition, lambda: self._pause(at))
                 return paused and self._tried(partition, lambda: self._consumer.seek(at, offset))
@@ -136,7 +136,7 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
             if ours:
                 await self._consumer.commit(ours)
         except KafkaError as error:
-            # A rebalance came between; whoever reads them now finds that they are done.
+            # A rebalance came in between; the next reader finds that they are done.
             log.info("offsets not committed: %s", type(error).__name__)
 
     def _assignment(self) -> set[Partition]:
@@ -156,10 +156,10 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
     def _check_commits(self, consumer: AIOKafkaConsumer) -> None:
         if getattr(consumer, "_group_id", "") is None:
             raise UsageError(
-                "the consumer has no group, and nothing can be committed for it. Make it with group_id=..."
+                "the consumer has no group, so nothing can be committed for it. Create it with group_id=..."
             )
         if getattr(consumer, "_enable_auto_commit", False):
             raise UsageError(
-                "the consumer commits offsets before their messages are handled. Make it with "
+                "the consumer commits offsets before their messages are handled. Create it with "
                 "enable_auto_commit=False; otherwise a crash loses messages"
             )

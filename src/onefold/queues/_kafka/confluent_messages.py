@@ -34,10 +34,10 @@ except ImportError as error:
 
 __all__ = ["Consumer", "DeadLetters", "KafkaException", "Message", "Producer", "TopicPartition", "send"]
 
-# A delivery report is looked for so often.
+# How often to look for a delivery report.
 REPORT_POLL: Final = 0.1
 
-# Called so, Python looks whether the client has set an error beside its answer. A plain call may go on with both.
+# Called this way, Python checks for an error that the client has set beside its result; a plain call may miss it.
 _asked_for_headers: Final = operator.methodcaller("headers")
 
 TOO_LATE: Final = "Set max.poll.interval.ms above your longest handler, or poll, and above wait="
@@ -96,7 +96,7 @@ def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: An
     deadline = time.monotonic() + within
     while True:
         try:
-            # By name: a SerializingProducer has them in another order.
+            # By keyword: a SerializingProducer has another order.
             producer.produce(topic, value=value, key=key, headers=headers, on_delivery=report)
             break
         except BufferError:
@@ -119,19 +119,19 @@ def _headers_of(message: Any) -> Any:
     try:
         return _asked_for_headers(message)
     except (SystemError, UnicodeDecodeError):
-        # The client has kept a list with holes in it; whoever reads that one ends the process.
+        # The client has kept a list with holes in it; reading that one crashes the process.
         message.set_headers([])
         return Unreadable()
 
 
 def is_news(message: Any) -> bool:
-    """Return whether this is not a message, but an event of the client. An unrecoverable one is raised."""
+    """Return whether this is an event of the client instead of a message. Raise an unrecoverable one."""
     error = message.error()
     if error is not None and error.fatal():
         raise KafkaException(error)
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
         late = error.code() == KafkaError._MAX_POLL_EXCEEDED
-        log.warning("the consumer says: %s%s", error, f". {TOO_LATE}" if late else "")
+        log.warning("the consumer reports: %s%s", error, f". {TOO_LATE}" if late else "")
     return error is not None
 
 

@@ -1,4 +1,4 @@
-"""Share between both Kafka clients what a guarded consumer was given, and which messages are handled now."""
+"""The common part of both Kafka clients: the options of a guarded consumer, and which messages are handled now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onefold.queues.kafka_offsets import Offsets
 
 C = TypeVar("C")
 
-# Runs the handler for these deliveries; the answer, or the awaitable of it, is a verdict for each.
+# Runs the handler for these deliveries; returns a verdict for each, or the awaitable of that.
 Deliver = Callable[[Sequence[Delivery]], Any]
 
 
@@ -26,13 +26,13 @@ class Sender(NamedTuple):
 
 
 class GuardedConsumer:
-    """A consumer, the ledger of its partitions, and the two ways in which its messages are delivered."""
+    """A consumer, the ledger of its partitions, and the two ways to deliver its messages."""
 
-    # Of the client: its consumer, its dead letters, and what it raises for a partition that is not ours any more.
+    # Of the client: its consumer, its dead letters, and its error for a partition that is no longer ours.
     _takes: ClassVar[type]
     _letters: ClassVar[type]
     _refusal: ClassVar[type[Exception]]
-    # What to call where somebody subscribes by hand.
+    # The callbacks to name for users who subscribe by themselves.
     _listeners: ClassVar[str]
 
     def __init__(
@@ -56,7 +56,7 @@ class GuardedConsumer:
         self._offsets = options.get("offsets")
         self._one = one
         self._many = many
-        # Whether somebody tells us of partitions that come and go.
+        # Whether rebalances are reported to us.
         self._hears = False
 
     def _check_commits(self, consumer: Any) -> None:
@@ -64,38 +64,44 @@ class GuardedConsumer:
         raise NotImplementedError
 
     def _is_subscribed(self) -> bool:
-        """Whether its partitions come and go: those of a consumer that is assigned by hand do not."""
+        """Return whether its partitions come and go: those of a manually assigned consumer do not."""
         raise NotImplementedError
 
     def _assignment(self) -> set[Partition]:
         raise NotImplementedError
 
-    def _deliver_polls(self) -> Deliver:
+    def _deliver_batches(self) -> Deliver:
         if self._many is None:
-            raise UsageError("a handler with tx takes whole polls by guarded_batches(..., transaction=...)")
+            raise UsageError("a handler with tx processes whole polls with guarded_batches(..., transaction=...)")
         return self._many
 
     def _admit(self, deliveries: Iterable[Delivery]) -> Steps:
         """Return which of these messages are handled now; the others come again."""
-        yield from self._ledger.wake()
-        read = list(deliveries)
-        yield from self._ledger.look()
+        read: list[Delivery] = []
         taken = []
-        for delivery in read:
-            if (yield from self._ledger.admit(delivery.spot)):
-                taken.append(delivery)  # noqa: PERF401 - a comprehension cannot yield
+        try:
+            yield from self._ledger.wake()
+            read.extend(deliveries)
+            yield from self._ledger.look()
+            for delivery in read:
+                if (yield from self._ledger.admit(delivery.spot)):
+                    taken.append(delivery)  # noqa: PERF401 - a comprehension cannot yield
+        except BaseException:
+            # Interrupted on the way: none of them is handled.
+            self._ledger.come_again([*read, *deliveries])
+            raise
         if taken:
             self._warn_of_silence()
         return taken
 
     def _warn_of_silence(self) -> None:
-        """Once."""
+        """Warn once if rebalances are not reported to us."""
         if not self._hears and self._is_subscribed():
             log.warning(UNHEARD, self._listeners)
         self._hears = True
 
     def _tried(self, partition: Partition, call: Callable[[], object]) -> bool:
-        """False: not now, or not ours any more."""
+        """Run a call on a partition; return False if it is refused now, or if the partition is no longer ours."""
         try:
             call()
         except self._refusal:
@@ -112,7 +118,7 @@ def consuming_of(
     offsets: Offsets | None,
     saving: Callable[..., Callable[..., Any]],
 ) -> C:
-    """Return what delivers single messages; with offsets, the next one is saved in the handler's transaction."""
+    """Return the consumer of single messages; with offsets, the next one is saved in the handler's transaction."""
     # A sync handler for an async guard, or the reverse, is refused before it is wrapped.
     one = consuming(handler)
     check_transactions(guard, handler)

@@ -1,4 +1,4 @@
-"""Kafka's messages, for both clients: as keys see them, as dead letters, and as they are sent. Pure."""
+"""Kafka's messages, for both clients: for reading keys, as dead letters, and for sending. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from onefold import MissingKey, UsageError
-from onefold._concurrency.generators import Work
-from onefold.durations import Duration, seconds
+from onefold._concurrency.generators import Flow
+from onefold.durations import Duration, as_text, seconds
 from onefold.queues._kafka.notices import log
 from onefold.queues._kafka.offsets import Spot
 from onefold.queues.keys import Key, Message, with_key
@@ -16,14 +16,14 @@ from onefold.queues.keys import Key, Message, with_key
 # How long a delivery report may take.
 WITHIN: Final = 30.0
 
-# Says what of a message its dead letter could not keep.
+# Names the parts of a message that its dead letter could not keep.
 CHANGED_HEADER: Final = "x-onefold-changed"
-# What a dead letter says of itself. A sender's header whose name only begins like that is the sender's.
+# The headers of a dead letter. A sender's header that only shares the prefix is the sender's.
 OURS: Final = frozenset(
     {CHANGED_HEADER, *map("x-onefold-{}".format, ("topic", "partition", "offset", "operation", "reason"))}
 )
 
-UNREADABLE: Final = "the name of one of its headers is not UTF-8, and they cannot be read"
+UNREADABLE: Final = "the name of one of its headers is not UTF-8, so they cannot be read"
 
 
 class NotConfirmed(RuntimeError):
@@ -35,20 +35,21 @@ class NotConfirmed(RuntimeError):
 
 
 def check_undecoded(consumer: object) -> None:
-    """Refuse a consumer with a deserializer: it would raise in the poll, where nobody can bury the message."""
+    """Refuse a consumer with a deserializer: it would raise in the poll, where the message cannot be buried."""
     names = ("_value_deserializer", "_key_deserializer")
     if any(getattr(consumer, name, None) is not None for name in names):
         raise UsageError(
-            "the consumer decodes messages by itself. Decode them in the handler: what it raises is buried"
+            "the consumer has a deserializer. Decode messages in the handler: if that raises, the message is "
+            "dead-lettered"
         )
 
 
-def check_wait(wait: Duration, interval_ms: object) -> None:
-    """Refuse a wait longer than the poll interval: while a duplicate waits in place nothing is polled."""
-    if isinstance(interval_ms, int) and seconds(wait, "wait") * 1000 >= interval_ms:
+def check_wait(wait: float, interval_ms: object) -> None:
+    """Refuse a wait longer than the poll interval: while a duplicate waits in place, nothing is polled."""
+    if isinstance(interval_ms, int) and wait * 1000 >= interval_ms:
         raise UsageError(
-            f"wait={wait!r} is not below the consumer's max_poll_interval_ms={interval_ms}: a duplicate that waits so "
-            "long loses its partitions. Wait less: it comes again by itself"
+            f"wait={as_text(wait)} is not below the consumer's max_poll_interval_ms={interval_ms}: a duplicate that "
+            "waits that long loses its partitions. Wait less: it is delivered again anyway"
         )
 
 
@@ -58,13 +59,13 @@ def check_letters(producer: object, method: str, topic: object) -> None:
         raise UsageError(f"DeadLetters(producer, topic) takes a producer with {method}(), and the name of a topic")
     if any(getattr(producer, name, None) is not None for name in ("_value_serializer", "_key_serializer")):
         raise UsageError(
-            "the producer encodes messages by itself, and a dead letter is sent as it was: take another one"
+            "the producer has a serializer, but a dead letter is sent unchanged: use a producer without one"
         )
 
 
 def check_consumer(consumer: object, kind: type) -> None:
     if not isinstance(consumer, kind):
-        raise UsageError(f"consumer= is {type(consumer).__name__}, and this client takes {kind.__name__}")
+        raise UsageError(f"consumer= is {type(consumer).__name__}, but this client takes {kind.__name__}")
 
 
 def dead_letter_stops(dead_letter: object, kind: type) -> bool:
@@ -73,11 +74,11 @@ def dead_letter_stops(dead_letter: object, kind: type) -> bool:
         return False
     if dead_letter == "stop":
         return True
-    raise UsageError(f"dead_letter={dead_letter!r}: name DeadLetters(producer, topic), or say 'stop' to raise instead")
+    raise UsageError(f"dead_letter={dead_letter!r}: pass DeadLetters(producer, topic), or 'stop' to raise instead")
 
 
 def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | Unreadable | None, spot: Spot) -> Message:
-    """Return a message as the keys see it. Of headers with one name the last counts, as everywhere in Kafka."""
+    """Return a message for reading its key. Of headers with one name the last counts, as everywhere in Kafka."""
     known = headers if isinstance(headers, Unreadable) else dict(headers or ())
     return Message(body or b"", known, position=f"{'/'.join(map(str, spot.partition))}/{spot.offset}")
 
@@ -93,7 +94,7 @@ def letter_headers(
 
 
 class Letter(NamedTuple):
-    """The content with which a dead letter is produced."""
+    """The content of a dead letter."""
 
     value: bytes | None
     headers: list[tuple[str, Any]]
@@ -114,7 +115,7 @@ def letter_forms(value: bytes | None, headers: list[tuple[str, Any]], *, whole: 
 
 
 class DeadLettersBase:
-    """A producer, and the topic for what can never be handled."""
+    """A producer, and the topic for messages that can never be handled."""
 
     # The method by which its producer sends.
     sends_by: ClassVar[str]
@@ -125,25 +126,25 @@ class DeadLettersBase:
         self._topic = topic
         self._within = seconds(within, "within")
 
-    def _bury(self, letters: Iterable[Letter], produce: Callable[[Letter], Any]) -> Work[bool]:
-        """Produce the first form of a letter that the producer writes. True: the broker has confirmed it.
+    def _bury(self, letters: Iterable[Letter], produce: Callable[[Letter], Any]) -> Flow[bool]:
+        """Produce the first form of a letter that the producer accepts. Return whether the broker has confirmed it.
 
-        `produce` gives None once it is confirmed; else why it is not.
+        `produce` returns None once it is confirmed; else the reason why not.
         """
         why: object = None
         for letter in letters:
             try:
                 why = yield partial(produce, letter)
                 break
-            except Exception as error:  # noqa: BLE001 - whatever a client raises for this message, its consumer lives on
+            except Exception as error:  # noqa: BLE001 - whatever a client raises here, its consumer survives
                 why = f"the producer refuses to write it ({type(error).__name__})"
         if why is not None:
-            log.error("no dead letter in %s, and so it comes again: %s", self._topic, why)
+            log.error("no dead letter in %s, so it will be delivered again: %s", self._topic, why)
         return why is None
 
 
 class Unreadable(Mapping[str, Any]):
-    """The headers of a message whose names are not text: asking for its key there gives a reason for a dead letter."""
+    """The headers of a message whose names are not text: reading a key from them gives the reason for a dead letter."""
 
     def __getitem__(self, name: str) -> Any:
         raise MissingKey(UNREADABLE)

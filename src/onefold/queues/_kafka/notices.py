@@ -19,18 +19,18 @@ from onefold.stores.base import Address
 log = logging.getLogger("onefold.queues.kafka")
 
 UNHEARD: Final = (
-    "the consumer is subscribed, and nobody says which partitions come and go: what was counted and what waits is not "
-    "forgotten with them, and offsets that are kept in a database are not read. Call handle.subscribe([...]) instead "
-    "of consumer.subscribe([...]), or %s in callbacks of your own"
+    "the consumer is subscribed without our callbacks, so nobody learns which partitions come and go: their counts and "
+    "waiting messages outlive them, and offsets that are kept in a database are not read. Call handle.subscribe([...]) "
+    "instead of consumer.subscribe([...]), or %s in callbacks of your own"
 )
 
 AddressOf = Callable[[Message], Address]
 
 
 class Undeliverable(RuntimeError):
-    """A message can never be handled, and there are no dead letters for it: the consumer was told to stop.
+    """A message can never be handled, and there are no dead letters for it: the consumer has to stop.
 
-    `digest` is that of its key, as `onefold show` takes it; empty if it has none.
+    `digest` is that of its key, as for `onefold show`; empty if it has none.
     """
 
     def __init__(self, text: str, spot: Spot, address: Address, reason: str) -> None:
@@ -54,7 +54,7 @@ class Notices:
         self._waits = Waits(clock)
 
     def name(self, delivery: Delivery) -> str:
-        """Return where it is in Kafka, and where its record is."""
+        """Return the message's position in Kafka, and the name of its record."""
         (topic, number), offset, _ = delivery.spot
         return found_at(f"{topic}/{number} offset {offset}", self._address_of(delivery.message))
 
@@ -64,7 +64,7 @@ class Notices:
         log.warning("%s: %s failed: %s", name, attempt, what)
 
     def waits(self, delivery: Delivery, later: Later) -> None:
-        """Report that its partition waits for this message."""
+        """Report that the partition waits for this message."""
         self._waits.tell(log, self.name(delivery), later)
 
     def buried(self, delivery: Delivery, reason: str) -> None:
@@ -73,7 +73,7 @@ class Notices:
         buried(self._address_of(delivery.message), reason)
 
     def unread(self, partition: Partition, count: int, silent_for: float) -> None:
-        """Report a partition that is ours, and is not read although it has messages."""
+        """Report a partition of ours that has messages but is not read."""
         where = f"{partition.topic}/{partition.number}"
         log.warning(
             "%s is assigned to this consumer, has %d messages, and none was read for %.0f s: it was paused and not "
@@ -86,5 +86,5 @@ class Notices:
 
     def undeliverable(self, delivery: Delivery, reason: str) -> Undeliverable:
         name = self.name(delivery)
-        log.error("%s: it can never be handled, there are no dead letters, and so the consumer stops: %s", name, reason)
+        log.error("%s: it can never be handled, and there are no dead letters, so the consumer stops: %s", name, reason)
         return Undeliverable(f"{name}: {reason}", delivery.spot, self._address_of(delivery.message), reason)

@@ -1,4 +1,4 @@
-"""Where Kafka's messages are, for both clients. Data only."""
+"""The positions of Kafka's messages, for both clients. Data only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Partition(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where a message was, and in which assignment of its partition it was read."""
+    """The position of a message, and the assignment of its partition in which it was read."""
 
     partition: Partition
     offset: int
@@ -25,7 +25,7 @@ class Spot(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message in progress: where it was, as the keys see it, and as the client gave it."""
+    """A message in progress: its position, its form for reading keys, and the client's own object."""
 
     spot: Spot
     message: Message

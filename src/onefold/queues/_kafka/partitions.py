@@ -8,48 +8,48 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onefold import Policy, UsageError
-from onefold._checks import did_you_mean
+from onefold import AsyncGuard, Guard, Policy, PolicyFields, UsageError
+from onefold._checks import at_least, did_you_mean
 from onefold.durations import Duration, seconds
 from onefold.queues._kafka.notices import AddressOf, Notices, Undeliverable, log, unaddressed
 from onefold.queues._kafka.offsets import Delivery, Partition, Spot
 from onefold.queues._kafka.unread import Ends, Readings
 from onefold.queues._shared.consumer import MissingKeyRule
-from onefold.queues._shared.options import whole
+from onefold.queues._shared.options import policy_of
 from onefold.queues._shared.verdict import ACK, Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import KeyOf, PayloadOf
 
 if TYPE_CHECKING:
     from onefold.queues.kafka_offsets import Offsets
 
-# A partition that waits is behind; a failure that lasts longer than this is found by people, not by asking faster.
+# A waiting partition falls behind; a longer failure is solved by people, not by faster retries.
 BACKOFF_MAX: Final = 60.0
 DOUBLINGS_MAX: Final = 10
 
-# Whether a partition that was paused is ours again is looked at so often where nobody says so.
+# How often to check whether a paused partition is ours again, if rebalances are not reported.
 STRAY_EVERY: Final = 1.0
 
-# A dead letter that was not confirmed is tried again so much later.
+# The delay before an unconfirmed dead letter is retried.
 BURY_AGAIN: Final = 5.0
 
 REASON_MAX: Final = 1_000
 
-# The defaults of `guarded`: about a quarter of a minute for what fails, ten minutes for what is on hold.
+# The defaults of `guarded`: about a quarter of a minute for failures, ten minutes for held messages.
 ATTEMPTS: Final = 5
 BACKOFF: Final = 1.0
 HELD_TIMES: Final = 10
 
 
-# A handler was interrupted, and the consumer may live on: its message is read again at once.
+# A handler was interrupted, and the consumer may survive: its message is read again at once.
 INTERRUPTED: Final = Later(0.0, "interrupted")
 
 
 class Bury(NamedTuple):
-    """Produce it to the dead letters. Reply with whether that was confirmed."""
+    """Produce the message to the dead letters. Reply with whether that was confirmed."""
 
     delivery: Delivery
     reason: str
@@ -75,7 +75,7 @@ class Resume(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Reply with the offset after the last message that was read; less than that after the partition went back."""
+    """Reply with the offset after the last message that was read; it is lower after the partition went back."""
 
     partition: Partition
 
@@ -85,7 +85,7 @@ class Assigned(NamedTuple):
 
 
 class FindEnds(NamedTuple):
-    """Reply with where the partition is read next, and where it ends, as `Ends`."""
+    """Reply with the partition's next position, and its end, as `Ends`."""
 
     partition: Partition
 
@@ -94,26 +94,40 @@ Step = Bury | Commit | GoBack | Resume | Position | Assigned | FindEnds
 Steps = Generator[Step, Any, Any]
 
 
-class Options(TypedDict, total=False):
-    """Further options of `guarded` and `guarded_batches` of both clients."""
+class Options(PolicyFields, total=False):
+    """Further options of `guarded` and `guarded_batches` of both clients, beside the fields of a policy."""
 
     # A message without a key: to the dead letters, or run without a guard.
     missing_key: MissingKeyRule
-    # What a message with a used key has to have in common with the first one: body(), or a function of yours.
-    fingerprint: PayloadOf | None
-    # Where the next offsets are kept in your own database.
+    # The part of a message that must be the same under one key: body(), or a function of yours.
+    payload: PayloadOf | None
+    # Keeps the next offsets in your own database.
     offsets: Offsets | None
-    # How often a handler may fail before its message goes to the dead letters, and how long it waits at first.
+    # How often a handler may fail before its message goes to the dead letters, and the first delay.
     attempts: int
     backoff: Duration
-    # How often a message on hold comes again, once a minute, before it goes to the dead letters.
+    # How often a held message comes again, once a minute, before it goes to the dead letters.
     held_times: int
 
 
-def asked_of(key: KeyOf, options: Options, policy: Policy | None) -> dict[str, Any]:
-    """Return the arguments for the guard, one by one and in polls."""
-    missing_key, fingerprint = options.get("missing_key", "never"), options.get("fingerprint")
-    return {"key": key, "missing_key": missing_key, "fingerprint": fingerprint, "policy": policy}
+# By their own names, without a policy's.
+OWN: Final = Options.__optional_keys__ - PolicyFields.__optional_keys__
+
+
+def asked_of(
+    guard: Guard | AsyncGuard, kind: type, key: KeyOf, options: Options, policy: Policy | None
+) -> dict[str, Any]:
+    """Return the options for the guard, for single messages and for polls."""
+    wrong = next((name for name in options if name not in Options.__optional_keys__), None)
+    if wrong is not None:
+        raise UsageError(f"unknown argument {wrong!r}{did_you_mean(wrong, Options.__optional_keys__)}")
+    fields = {name: value for name, value in options.items() if name not in OWN}
+    return {
+        "key": key,
+        "missing_key": options.get("missing_key", "never"),
+        "payload": options.get("payload"),
+        "policy": policy_of(guard, kind, policy, fields, asked_of),
+    }
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,21 +151,17 @@ class Ledger:
         address_of: AddressOf = unaddressed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        unknown = sorted(set(options) - set(Options.__annotations__))
-        if unknown:
-            near = did_you_mean(unknown[0], Options.__annotations__)
-            raise UsageError(f"unknown argument {unknown[0]!r}{near}")
-        self._attempts = whole("attempts", options.get("attempts", ATTEMPTS), 1)
-        self._held_times = whole("held_times", options.get("held_times", HELD_TIMES), 0)
+        self._attempts = at_least(1, options.get("attempts", ATTEMPTS), "attempts")
+        self._held_times = at_least(0, options.get("held_times", HELD_TIMES), "held_times")
         self._backoff = seconds(options.get("backoff", BACKOFF), "backoff")
         self._stops = stops
         self._clock = clock
         self._notices = Notices(address_of, clock)
         self._readings = Readings(clock)
         self._waiting: dict[Partition, Waiting] = {}
-        # What was paused and not resumed. librdkafka keeps a pause while a partition goes and comes back.
+        # Paused and not yet resumed. librdkafka keeps a pause while a partition goes and comes back.
         self._paused: set[Partition] = set()
-        # What the user has paused, whether we have or not: only the user resumes it.
+        # Paused by the user, whether or not by us: only the user resumes them.
         self._users: set[Partition] = set()
         self._strays_due = 0.0
         self._failures: Counter[tuple[Partition, int]] = Counter()
@@ -169,7 +179,7 @@ class Ledger:
         self._strays_due = self._clock()
 
     def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Forget these: they were revoked or reassigned, and what is still in progress for them has no effect."""
+        """Forget these: they were revoked or reassigned, and work still in progress for them has no effect."""
         gone = {Partition(*partition) for partition in partitions}
         for partition in gone:
             self._turns[partition] += 1
@@ -179,17 +189,17 @@ class Ledger:
                 del counter[where]
 
     def paused_by_user(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Note a pause by the user: it stays when the time of a message has come."""
+        """Note a pause by the user: it stays when a message becomes due."""
         self._users |= {Partition(*partition) for partition in partitions}
 
     def resumed_by_user(self, partitions: Iterable[tuple[str, int]]) -> set[Partition]:
-        """Note that it is over, and return the partitions to resume now; the others wait for a message's time."""
+        """Note that a pause by the user is over; return the partitions to resume now, as no message makes them wait."""
         resumed = {Partition(*partition) for partition in partitions}
         self._users -= resumed
         return {one for one in resumed if one not in self._waiting or self._waiting[one].resumed}
 
     def wake(self) -> Steps:
-        """Resume the partitions whose time has come."""
+        """Resume the partitions whose messages are due."""
         for partition, waiting in list(self._waiting.items()):
             if not waiting.sought:
                 self._paused.add(partition)
@@ -209,7 +219,7 @@ class Ledger:
         return is_done
 
     def look(self) -> Steps:
-        """Find out, now and then, whether a partition of ours has messages and is not read."""
+        """Check, now and then, whether a partition of ours has messages and is not read."""
         if not self._readings.is_due:
             return
         ours: set[Partition] = yield Assigned()
@@ -222,14 +232,14 @@ class Ledger:
             self._notices.unread(partition, count, self._readings.silent_for(partition))
 
     def next_due(self) -> float | None:
-        """Return in how many seconds `wake` has something to do. None: not before another message."""
+        """Return the seconds until `wake` has something to do; None if not before another message."""
         due = [waiting.due for waiting in self._waiting.values() if not waiting.resumed]
         return max(min(due) - self._clock(), 0.0) if due else None
 
     def admit(self, spot: Spot) -> Steps:
         """Return whether this message may be handled now.
 
-        One that was read before its partition went back comes again.
+        One that was read before its partition went back is read again.
         """
         waiting = self._waiting.get(spot.partition)
         if waiting is None or spot.offset < waiting.offset:
@@ -243,43 +253,68 @@ class Ledger:
             position: int = yield Position(spot.partition)
             if not waiting.sought or position <= spot.offset:
                 return False
-            # Read after the partition went back: what it went back to is gone, or was finished by another consumer.
+            # Read after the partition went back: the message it went back to is gone, or was finished by another
+            # consumer.
             where = f"{spot.partition.topic}/{spot.partition.number}"
             log.warning("%s offset %s is read instead of %s, which is gone", where, spot.offset, waiting.offset)
         del self._waiting[spot.partition]
         return True
 
     def settle(self, deliveries: Sequence[Delivery], verdicts: Sequence[Verdict]) -> Steps:
-        """Finish messages up to the first unfinished one of each partition, and go back to that one."""
+        """Finish messages up to the first unfinished one of each partition, and go back to that one.
+
+        Also if it is interrupted, or a client raises an error of another kind: what is not finished then comes again.
+        """
         done: dict[Partition, int] = {}
         back: dict[Partition, Waiting] = {}
         stopped: Exception | None = None
-        for delivery, verdict in zip(deliveries, verdicts, strict=True):
-            spot = delivery.spot
-            if not self._is_ours(spot):
-                continue
-            ending = self._ended(delivery, verdict)
-            if spot.partition in back:
-                # It is above an unfinished one, and comes again with it.
-                continue
-            if isinstance(ending, Never):
-                ending = yield from self._bury(delivery, ending.reason[:REASON_MAX])
-            if isinstance(ending, Later):
-                problem = self._told(delivery, ending)
-                stopped = stopped or problem
-                back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
-            else:
-                done[spot.partition] = spot.offset + 1
-                self._failures.pop(spot.position, None)
-                self._held.pop(spot.position, None)
-        # While a dead letter was confirmed, a partition may have gone.
+        unsettled = deque(deliveries)
         turns = {delivery.spot.partition: delivery.spot for delivery in deliveries}
-        if ours := {one: offset for one, offset in done.items() if self._is_ours(turns[one])}:
-            yield Commit(ours)
-        self._waiting |= {one: waiting for one, waiting in back.items() if self._is_ours(turns[one])}
+        try:
+            for delivery, verdict in zip(deliveries, verdicts, strict=True):
+                problem = yield from self._settle(delivery, verdict, done, back)
+                stopped = stopped or problem
+                unsettled.popleft()
+            # While a dead letter was confirmed, a partition may have gone.
+            if ours := {one: offset for one, offset in done.items() if self._is_ours(turns[one])}:
+                yield Commit(ours)
+        finally:
+            for delivery in unsettled:
+                back.setdefault(delivery.spot.partition, Waiting(delivery.spot.offset, self._clock()))
+            self._waiting |= {one: waiting for one, waiting in back.items() if self._is_ours(turns[one])}
         yield from self.wake()
         if stopped is not None:
             raise stopped
+
+    def _settle(
+        self, delivery: Delivery, verdict: Verdict, done: dict[Partition, int], back: dict[Partition, Waiting]
+    ) -> Steps:
+        """Note how far its partition is done, or where it goes back to; return an error that has to end the loop."""
+        spot = delivery.spot
+        if not self._is_ours(spot):
+            return None
+        ending = self._ended(delivery, verdict)
+        if spot.partition in back:
+            # It is above an unfinished one, and comes again with it.
+            return None
+        if isinstance(ending, Never):
+            ending = yield from self._bury(delivery, ending.reason[:REASON_MAX])
+        if isinstance(ending, Later):
+            problem = self._told(delivery, ending)
+            back[spot.partition] = Waiting(spot.offset, self._clock() + ending.delay)
+            return problem
+        done[spot.partition] = spot.offset + 1
+        self._failures.pop(spot.position, None)
+        self._held.pop(spot.position, None)
+        return None
+
+    def come_again(self, deliveries: Iterable[Delivery]) -> None:
+        """Go back to messages that were read, and that nobody could look at."""
+        for delivery in deliveries:
+            spot, waiting = delivery.spot, self._waiting.get(delivery.spot.partition)
+            if self._is_ours(spot) and (waiting is None or waiting.resumed or spot.offset < waiting.offset):
+                first = spot.offset if waiting is None else min(spot.offset, waiting.offset)
+                self._waiting[spot.partition] = Waiting(first, self._clock())
 
     def _bury(self, delivery: Delivery, reason: str) -> Steps:
         if self._stops:
@@ -290,7 +325,7 @@ class Ledger:
         return ACK
 
     def _told(self, delivery: Delivery, later: Later) -> Exception | None:
-        """Return the error that has to end the loop, if any; the other messages are reported as waiting."""
+        """Return the error that has to end the loop, if any; report any other message as waiting."""
         if isinstance(later.error, (Undeliverable, UsageError)):
             # A worker's own mistake would bury every message, or make every one wait.
             return later.error
@@ -311,6 +346,6 @@ class Ledger:
             return Later(min(self._backoff * 2 ** min(count - 1, DOUBLINGS_MAX), BACKOFF_MAX), what)
         if isinstance(verdict, Later) and verdict.limited:
             self._held[where] += 1
-            # A person may need a day; its partition must not wait for that.
+            # A person may need a day; the partition must not wait for that.
             return verdict if self._held[where] <= self._held_times else Never(verdict.reason)
         return verdict

@@ -1,6 +1,6 @@
-"""Detect partitions that are ours and have messages, but are not read. Pure.
+"""Detect partitions of ours that have messages but are not read. Pure.
 
-Pausing a partition and forgetting it silences it until a restart, and nothing else says so.
+A partition that was paused and forgotten stays silent until a restart, and nothing else reports it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final, NamedTuple
 
 from onefold.queues._kafka.offsets import Partition
 
-# Longer than a poll takes, and than a message waits.
+# Longer than a poll takes, or a message waits.
 UNREAD_AFTER: Final = 60.0
 
-# One partition is looked at so often: its broker is asked for its end.
+# How often one partition is checked, by querying its broker for its end offset.
 LOOK_EVERY: Final = 5.0
 
-# A broker that does not answer must not keep the loop.
+# A broker that does not answer must not block the loop.
 LOOK_SECONDS_MAX: Final = 1.0
 
 
 class Ends(NamedTuple):
-    """Where a partition is read next, and where it ends. None: unknown."""
+    """The next position of a partition, and its end. None: unknown."""
 
     position: int | None
     end: int | None
@@ -35,7 +35,7 @@ class Readings:
         self._clock = clock
         self._seen: dict[Partition, float] = {}
         self._looked: dict[Partition, float] = {}
-        # The end at the first look, where nobody knows the position.
+        # The end at the first look, if the position is unknown.
         self._first_ends: dict[Partition, int] = {}
         self._due = clock() + LOOK_EVERY
 
@@ -48,7 +48,7 @@ class Readings:
         return self._clock() >= self._due
 
     def silent(self, ours: AbstractSet[Partition]) -> Partition | None:
-        """Return the partition to look at now: one without a message for a while, and not looked at for longest."""
+        """Return the partition to check now: silent for a while, and not checked for the longest time."""
         now = self._clock()
         self._due = now + LOOK_EVERY
         for gone in self._seen.keys() - ours:
@@ -68,7 +68,7 @@ class Readings:
             return 0
         if ends.position is not None:
             return max(ends.end - ends.position, 0)
-        # Where it begins is the consumer's own affair (auto.offset.reset): what came since is certainly not read.
+        # The starting position is the consumer's choice (auto.offset.reset): only later messages are certainly unread.
         return max(ends.end - self._first_ends.setdefault(partition, ends.end), 0)
 
     def silent_for(self, partition: Partition) -> float:

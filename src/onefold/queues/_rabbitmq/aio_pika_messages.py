@@ -34,18 +34,18 @@ def delivery_of(message: AbstractIncomingMessage) -> Delivery:
 
 
 def encoded_size(properties: dict[str, Any]) -> int:
-    """Return how many bytes these properties are on the wire."""
+    """Return the size of these properties on the wire, in bytes."""
     return len(Message(b"", **properties).properties.marshal())
 
 
 def frame_max_of(connection: AbstractConnection) -> int:
-    """Return the frame size negotiated with the broker; the default if aio-pika does not say."""
+    """Return the frame size negotiated with the broker; 0 if aio-pika does not report it."""
     tuned = getattr(connection, "connection_tune", None)
     return int(getattr(tuned, "frame_max", 0) or 0)
 
 
 async def bury(connection: AbstractConnection, dead: Dead) -> None:
-    """Send a dead letter, on a channel of its own: an error there closes no consumer."""
+    """Send a dead letter on a channel of its own: an error there closes no consumer."""
     dead = fitted(dead, encoded_size, frame_max_of(connection))
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
     try:

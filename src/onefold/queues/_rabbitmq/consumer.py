@@ -1,7 +1,7 @@
 """The rules of a RabbitMQ consumer, for both clients: its messages, and what a verdict means. Pure, except for logs.
 
 A message that has to come later stays unacknowledged and is delivered again in place: the broker counts nothing, and
-nothing goes round in circles. Only messages that are given back are counted (`x-delivery-count`, on quorum queues).
+the message does not circulate. Only messages that are given back are counted (`x-delivery-count`, on quorum queues).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from onefold import UsageError
-from onefold._concurrency.generators import Work
+from onefold._checks import at_least
+from onefold._concurrency.generators import Flow
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.logs import Waits, buried, found_at
-from onefold.queues._shared.options import whole
 from onefold.queues._shared.verdict import SOON, Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import KEY_HEADER, Message
 from onefold.stores.base import Address
@@ -35,13 +35,13 @@ DROPPED_HEADER: Final = "x-onefold-dropped-headers"
 OPERATION_HEADER: Final = "x-onefold-operation"
 EXCHANGE_HEADER: Final = "x-onefold-exchange"
 ROUTING_KEY_HEADER: Final = "x-onefold-routing-key"
-# The headers of a dead letter. A sender's header whose name only begins like that is the sender's.
+# The headers of a dead letter. A sender's header that only shares the prefix is the sender's.
 OURS: Final = frozenset({REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER})
 
-# The same as `Policy.attempts_max`: then the message goes to the dead letters.
+# The same as `Policy.max_attempts`: then the message goes to the dead letters.
 ATTEMPTS: Final = 5
 
-# Between two attempts: doubled each time.
+# The delay between two attempts, doubled each time.
 FAILED_DELAY: Final = 1.0
 FAILED_DELAY_MAX: Final = 60.0
 DOUBLINGS_MAX: Final = 10
@@ -58,14 +58,14 @@ FAILING_MAX: Final = 10_000
 
 # All properties of a message, including our headers, have to fit into one frame, 128 KiB by default.
 FRAME_MAX: Final = 131_072
-# A sixteenth of it is for the frame itself, and for what a broker adds to a message that it passes on.
+# A sixteenth of it is for the frame itself, and for headers that a broker adds when it forwards a message.
 FRAME_SHARE: Final = 15 / 16
 REASON_MAX: Final = 1_000
 
 # The limit of AMQP for a property.
 SHORT_MAX: Final = 255
 
-# A sender outlives a restart of the broker: half a minute.
+# A sender survives a restart of the broker: half a minute.
 SEND_TRIES: Final = 12
 SEND_DELAY: Final = 0.1
 SEND_DELAY_MAX: Final = 5.0
@@ -82,7 +82,7 @@ COPIED: Final = (
     *("type", "app_id"),
 )
 
-# These mean something to the broker that routes a message: a copy must neither be routed nor counted by them.
+# These affect how a broker routes or counts a message: a copy must not carry them.
 NOT_COPIED: Final = {"CC", "BCC", "x-delivery-count", "x-acquired-count"}
 
 
@@ -92,7 +92,7 @@ class DeadLetter(enum.Enum):
     OWN_EXCHANGE = "the exchange that the queue itself names"
 
 
-# The message is rejected: the queue's own `x-dead-letter-exchange` takes it; without one, it is gone.
+# Reject the message: the queue's own `x-dead-letter-exchange` takes it; without one, it is gone.
 OWN_EXCHANGE: Final = DeadLetter.OWN_EXCHANGE
 
 
@@ -115,13 +115,13 @@ class Delivery(NamedTuple):
 
     @property
     def broker_count(self) -> int | None:
-        """Return how often a quorum queue has delivered it before. None: it is new, or the queue does not count."""
+        """Return how often a quorum queue has delivered it before; None if it is new, or the queue does not count."""
         count = self.headers.get("x-delivery-count")
         return count if isinstance(count, int) and count >= 0 else None
 
 
 class Step(NamedTuple):
-    """The action of an adapter on a message, after it has kept it unacknowledged for the delay."""
+    """The action of an adapter on a message, after keeping it unacknowledged for the delay."""
 
     # `again`: deliver it in place. `give back`: to its queue. `bury`: send it to the dead letters, then acknowledge it.
     action: Literal["ack", "again", "give back", "bury", "reject"]
@@ -129,7 +129,7 @@ class Step(NamedTuple):
     reason: str = ""
 
 
-# Not at once, or it would come back at once.
+# Not at once, or it would be redelivered at once.
 GIVEN_BACK: Final = Step("give back", SOON)
 
 
@@ -192,7 +192,7 @@ class Rules:
         what = named(error)
         log.debug("%s: the handler raised", where, exc_info=error)
         if attempt >= self.attempts:
-            # It may be moved back, and is new then.
+            # It may be moved back to the queue, and then counts as new.
             self._failures.pop(_digest(delivery), None)
             times = "once," if attempt == 1 else f"{attempt} times, the last time"
             return self._never(f"it failed {times} with {what}", where)
@@ -205,12 +205,21 @@ class Rules:
         return Step("reject" if isinstance(self.dead_letter, DeadLetter) else "bury", reason=reason)
 
     def buried(self, reason: str, address: Address | None) -> None:
-        """Report that it is a dead letter now."""
+        """Report that the message is a dead letter now."""
         buried(address or Address("", self.operation, ""), reason)
+
+    def came_too_late(self, delivery: Delivery) -> None:
+        """Report a message that came while its consumer was leaving, or after that."""
+        where = self.found_at(delivery, None)
+        log.warning(
+            "%s: it came after drain() and was not started; it goes back to its queue when its channel is closed. To "
+            "consume again, open another channel",
+            where,
+        )
 
     def _attempt(self, delivery: Delivery) -> int:
         digest = _digest(delivery)
-        # A classic queue passes on a count that its message brought along, and never adds to it.
+        # A classic queue forwards a count that its message brought along, and never increases it.
         attempt = max(self._failures.pop(digest, 0), delivery.broker_count or 0) + 1
         self._failures[digest] = attempt
         if len(self._failures) > FAILING_MAX:
@@ -234,11 +243,11 @@ class Rules:
         )
 
     def refused(self, error: Exception, reason: str, unacked_for: float, where: str) -> Step:
-        """Decide what to do with a message that its dead-letter queue has not taken.
+        """Decide what to do with a message that its dead-letter queue did not accept.
 
-        It is never lost because of that.
+        The message is never lost because of that.
         """
-        log.error("%s: %s does not take a dead letter: %s", where, self.dead_letter, type(error).__name__)
+        log.error("%s: %s did not accept a dead letter: %s", where, self.dead_letter, type(error).__name__)
         if unacked_for + DEAD_LETTER_DELAY > self.unacked_max:
             return GIVEN_BACK
         return Step("bury", DEAD_LETTER_DELAY, reason)
@@ -254,7 +263,7 @@ def rules(operation: str, dead_letter: str | DeadLetter, attempts: int, unacked_
             f"unacked_max={unacked_max!r} has to be less than 30 min, after which RabbitMQ closes the channel of a "
             "consumer that keeps a message (consumer_timeout)"
         )
-    return Rules(operation, dead_letter, whole("attempts", attempts, 1), kept, waits)
+    return Rules(operation, dead_letter, at_least(1, attempts, "attempts"), kept, waits)
 
 
 def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: str | None) -> dict[str, Any]:
@@ -277,10 +286,10 @@ def confirmed(
     sleep: Callable[[float], Any],
     lost: tuple[type[BaseException], ...],
     is_worth_another_try: Callable[[BaseException], bool],
-) -> Work[None]:
+) -> Flow[None]:
     """Publish a message until the broker has confirmed it, with a pause after each error of a lost connection.
 
-    Raises the client's own error after the last try, and at once where another one is not worth it.
+    Raise the client's own error after the last attempt, or at once if a retry is pointless.
     """
     for pause in (*pauses(), None):
         try:
@@ -294,17 +303,17 @@ def confirmed(
 
 
 def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:
-    """Return the dead letter as it can be written: without what is too large for a frame, or has no form in AMQP.
+    """Return the dead letter in a writable form: without parts that are too large for a frame, or not valid in AMQP.
 
-    It is measured with the client's own encoder. A message that cannot be buried would end its connection, again and
-    again: it loses its headers and properties, never its body.
+    The size is measured with the client's own encoder. A message that cannot be buried would end its connection, again
+    and again: it loses its headers and properties, never its body.
     """
     room = (frame_max or FRAME_MAX) * FRAME_SHARE
 
     def size(properties: dict[str, Any]) -> float:
         try:
             return encoded_size(properties)
-        except Exception:  # noqa: BLE001 - each client has errors of its own for what it cannot write
+        except Exception:  # noqa: BLE001 - each client has its own errors for values that it cannot write
             return math.inf
 
     if size(dead.properties) <= room:
@@ -317,7 +326,7 @@ def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max:
     left = room - size(rest) - REASON_MAX
     kept: dict[str, Any] = {}
     dropped: list[str] = []
-    # The smallest first: the fewest are lost.
+    # The smallest first, so that the fewest are lost.
     theirs = ((size({"headers": {name: value}}), name) for name, value in headers.items() if name not in ours)
     for needed, name in sorted(theirs):
         left -= needed
@@ -330,7 +339,7 @@ def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max:
 
 
 def _plain(text: str) -> str:
-    """Return the text as it can be encoded."""
+    """Return the text with unencodable characters replaced."""
     return text.encode(errors="replace").decode()
 
 

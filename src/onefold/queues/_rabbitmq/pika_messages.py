@@ -50,7 +50,7 @@ def delivery_of(method: Any, properties: BasicProperties, body: bytes) -> Delive
 
 
 def encoded_size(properties: dict[str, Any]) -> int:
-    """Return how many bytes these properties are on the wire."""
+    """Return the size of these properties on the wire, in bytes."""
     return sum(map(len, BasicProperties(**properties).encode()))
 
 
@@ -61,7 +61,7 @@ def frame_max_of(connection: BlockingConnection) -> int:
 
 
 def bury(connection: BlockingConnection, dead: Dead) -> None:
-    """Send a dead letter, on a channel of its own: an error there closes no consumer."""
+    """Send a dead letter on a channel of its own: an error there closes no consumer."""
     dead = fitted(dead, encoded_size, frame_max_of(connection))
     with connection.channel() as channel:
         channel.confirm_delivery()

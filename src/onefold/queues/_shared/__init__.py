@@ -1,1 +1,1 @@
-"""Share what all queue adapters do: consume, decide, batch, check their options, and log."""
+"""The common part of all queue adapters: consuming, verdicts, batches, checks of options, and logs."""

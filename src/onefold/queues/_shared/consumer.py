@@ -1,6 +1,6 @@
-"""One message on its way: its key, its handler under a guard, and the verdict. Shared by every adapter, sync and async.
+"""One message in progress: its key, its handler under a guard, and the verdict. Shared by all adapters, sync and async.
 
-It never raises an error that a message can cause: a consumer survives anything that it is sent.
+No error that a message can cause is ever raised: a consumer survives every message.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
-from onefold._concurrency.generators import Work, run, run_async
-from onefold.durations import Duration, seconds
+from onefold._checks import with_article
+from onefold._concurrency.generators import Flow, run, run_async
+from onefold.health.first_use import first_use_of
 from onefold.queues._shared.logs import address_of
-from onefold.queues._shared.options import check, check_arguments, takes_tx
+from onefold.queues._shared.options import WAIT, check, check_arguments, named_like, takes_tx
 from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, Verdict, of_error, of_state
 from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, checked, checked_payload, usable
 from onefold.stores.base import Address
+from onefold.stores.opening import without_transactions
 
 MissingKeyRule = Literal["never", "run"]
 
@@ -27,12 +29,9 @@ G = TypeVar("G", Guard, AsyncGuard)
 
 NO_KEY: Final = Never("it has no key")
 
-# How long a duplicate waits in place for the running one, before it is given back.
-WAIT: Final = 5.0
-
 
 class MessageCall:
-    """The call of a handler for one message. Its progress says whose mistake an error is."""
+    """The call of a handler for one message. Its progress shows whose mistake an error is."""
 
     __slots__ = ("arguments", "asked", "begun", "key", "payload")
 
@@ -46,12 +45,12 @@ class MessageCall:
 
     @property
     def is_to_blame(self) -> bool:
-        """Whether the message or its handler is at fault, and not the worker (a closed guard, a store that cannot)."""
+        """Return whether the message or its handler is at fault, not the worker (a closed guard, a failing store)."""
         return self.begun or not self.asked or not can_be_compared(self.payload)
 
 
 class _Prepared(Generic[G]):
-    """What a consumer was given, checked once, and what becomes of each of its messages."""
+    """The checked options of a consumer, and the handling of each of its messages."""
 
     is_async: ClassVar[bool]
     takes: ClassVar[type]
@@ -64,44 +63,49 @@ class _Prepared(Generic[G]):
         *,
         key: KeyOf,
         missing_key: MissingKeyRule = "never",
-        wait: Duration = WAIT,
         policy: Policy | None = None,
-        fingerprint: PayloadOf | None = None,
+        payload: PayloadOf | None = None,
     ) -> None:
         check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, is_async=self.is_async)
         check_arguments(handler)
         self._guard: G = guard
+        self._first_use = first_use_of(guard)
         self._operation = operation
         self._handler = handler
         self._key = checked(key)
-        self._fingerprint = checked_payload(fingerprint)
+        self._payload = checked_payload(payload)
         self._runs_without_key = missing_key == "run"
-        self._policy = (policy or guard.policy).but(wait=seconds(wait, "wait"))
-        self._with_tx = self._transactional() if takes_tx(handler) else None
+        self._policy = guard.policy.replace(wait=WAIT) if policy is None else policy
+        # Errors of a guard from a file (unknown operation, wrong mode) are raised now, not for each message.
+        (guard.transactional if takes_tx(handler) else guard.idempotent)(operation, key="key")
+        # A batch may work in a transaction of the caller's; otherwise `check_transactions` refuses such a store.
+        joins = takes_tx(handler) and not without_transactions(guard.source)
+        self._with_tx = self._transactional() if joins else None
         if self._with_tx is None:
-            # What a guard from a file refuses (another operation, a claim) is raised now, not for each message.
-            guard.idempotent(operation, key="key")
+            guard.check_handler(operation, handler)
 
     def _transactional(self) -> Callable[..., Any]:
         guarded: Any = self._guard.transactional(
             self._operation, key="key", fingerprint=self._compared, policy=self._policy
         )
-        return guarded(self._with_transaction())  # type: ignore[no-any-return]
+        return guarded(named_like(self._handler, self._with_transaction()))  # type: ignore[no-any-return]
 
     def _with_transaction(self) -> Callable[..., Any]:
         """Return the handler as a function of its key and payload, which the guard reads, and of its call."""
         raise NotImplementedError
 
     def _call(self, call: MessageCall, **tx: Any) -> Any:
-        """Call the handler: the answer is awaited where the guard is an async one."""
+        """Call the handler; on an async guard the result is awaitable."""
         call.begun = True
         return self._ended(self._handler(*call.arguments, **tx))
 
-    def _deliver(self, call: MessageCall, message: Message, held_before: int) -> Work[Verdict]:
+    def _deliver(self, call: MessageCall, message: Message, held_before: int) -> Flow[Verdict]:
         try:
             self._read(call, message)
             if call.key is None and not self._runs_without_key:
                 return NO_KEY
+            if not self._first_use.is_over and call.key is not None:
+                yield from self._first_use.check(self._guard, self._policy)
             yield partial(self._run, call)
         except MissingKey as error:
             return Never(str(error))
@@ -113,16 +117,16 @@ class _Prepared(Generic[G]):
 
     def _run(self, call: MessageCall) -> Any:
         if self._with_tx is not None:
-            # Without a key it wants a transaction all the same; nobody will ask for this one again.
+            # Without a key it needs a transaction all the same; this key is never used again.
             return self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
         if call.key is None:
             return self._call(call)
         handle: Any = partial(self._call, call)
-        options: dict[str, Any] = {"returns": type(None), "fingerprint": call.payload, "policy": self._policy}
+        options: dict[str, Any] = {"returns": type(None), "payload": call.payload, "policy": self._policy}
         return self._guard.run(self._operation, call.key, handle, **options)
 
-    def _looked(self, key: Any) -> Work[Verdict]:
-        """A claim was lost: whoever has taken it over may have finished it."""
+    def _looked(self, key: Any) -> Flow[Verdict]:
+        """Return the verdict after a lost claim: the worker that has taken it over may have finished it."""
         try:
             record = yield partial(self._guard.read, self._operation, key)
         except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
@@ -137,24 +141,24 @@ class _Prepared(Generic[G]):
         """Return the address of this message in logs, events and records. Without a usable key: an empty one."""
         try:
             key = usable(self._key(message))
-        except Exception:  # noqa: BLE001 - its verdict has said so
+        except Exception:  # noqa: BLE001 - its verdict has reported it
             key = None
         return address_of(self._guard, self._operation, key)
 
     def _read(self, call: MessageCall, message: Message) -> None:
-        """Read what the message itself says; then the guard is called."""
+        """Read the key and payload from the message, before the guard is called."""
         call.key = usable(self._key(message))
-        if call.key is not None and self._fingerprint is not None:
-            call.payload = self._fingerprint(message)
+        if call.key is not None and self._payload is not None:
+            call.payload = self._payload(message)
         call.asked = True
 
     @property
     def _compared(self) -> str | None:
         """Return the argument of a transactional handler that is compared with that of the first delivery."""
-        return None if self._fingerprint is None else "payload"
+        return None if self._payload is None else "payload"
 
     def _verdict_of(self, error: Exception, call: MessageCall, held_before: int) -> Verdict | None:
-        own, final = (self._operation, call.key), self._policy.remember
+        own, final = (self._operation, call.key), self._policy.final_errors
         begun = not isinstance(error, UsageError) or call.is_to_blame
         return of_error(error, own=own, final=final, held_before=held_before, begun=begun, called=call.begun)
 
@@ -180,7 +184,7 @@ class Consuming(_Prepared[Guard]):
 
 
 class AsyncConsuming(_Prepared[AsyncGuard]):
-    """What `guarded` of every async adapter works with."""
+    """The implementation of `guarded` for every async adapter."""
 
     is_async = True
     takes = AsyncGuard
@@ -204,15 +208,15 @@ def throw_away_key() -> str:
 
 
 def nothing(value: object) -> None:
-    """Drop a result: a queue has nobody to answer. But refuse an object of which nothing has run yet."""
+    """Drop a result, as a queue has nobody to answer; but refuse an object whose code has not run yet."""
     if inspect.iscoroutine(value):
         value.close()
     if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise UsageError(f"the handler has returned a {type(value).__name__}, whose work nobody would do")
+        raise UsageError(f"the handler has returned {with_article(type(value).__name__)}, which nobody would run")
 
 
 async def finished(handling: Awaitable[object]) -> None:
-    """Await a handler. It has failed if something inside was cancelled; its consumer was not, and lives on."""
+    """Await a handler. If work inside it was cancelled, it has failed, while its consumer continues."""
     try:
         nothing(await handling)
     except asyncio.CancelledError as error:

@@ -26,15 +26,15 @@ SELDOM: Final = 60.0
 # How many causes are remembered; then the oldest is forgotten, and logged once more.
 CAUSES_MAX: Final = 1_000
 
-# A cause is the same, whichever message it makes wait, and for how long.
+# The cause is the same, whichever message waits for it, and for how long.
 _VARYING: Final = re.compile(r"\[key [0-9a-f]+\]|\d+")
 
 
-def address_of(guard: Any, operation: str, key: str | None) -> Address:
+def address_of(guard: Any, operation: str, key: str | None, scope: str | None = None) -> Address:
     """Return the address of a message's record. Without a usable key: only the operation, and an empty key."""
     try:
-        return guard.address(operation, key)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001 - what is wrong with it was said before; it is told all the same
+        return guard.address(operation, key, scope=scope)  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001 - the problem was reported before; log the message all the same
         return Address("", operation, "")
 
 
@@ -70,16 +70,16 @@ class Waits:
         error, pause = later.error, later.delay if delay is None else delay
         when = f"again in {pause:.3g} s" if pause else "to be tried again"
         if not isinstance(error, (StoreUnavailable, UsageError)):
-            # A person has to look at a message on hold; that another worker is running it is normal.
+            # A person has to look at a held message; that another worker is running it is normal.
             level = logging.WARNING if later.limited and self._is_new(later.reason) else logging.INFO
             log.log(level, "%s: %s: %s", where, when, later.reason)
             return
-        log.debug("%s: what made it wait", where, exc_info=error)
+        log.debug("%s: the error that made it wait", where, exc_info=error)
         before = self._before(_VARYING.sub("", later.reason))
         if before is None:
             return
         level = logging.WARNING if isinstance(error, StoreUnavailable) else logging.ERROR
-        more = f" ({before} more since this was told last)" if before else ""
+        more = f" ({before} more since this was last logged)" if before else ""
         log.log(level, "%s: %s: %s%s", where, when, later.reason, more)
 
     def _is_new(self, cause: str) -> bool:
@@ -89,7 +89,7 @@ class Waits:
         return is_new
 
     def _before(self, cause: str) -> int | None:
-        """Return how many were not logged since the last one was. None: that was a moment ago."""
+        """Return how many were left out since the last log line; None if that was a moment ago."""
         with self._one_at_a_time:
             told = self._told.get(cause)
             if told is None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
 
-from onefold import OPERATION_MAX, Policy, UsageError
+from onefold import AsyncGuard, Guard, Policy, UsageError
+from onefold._checks import STANDS_FOR
+from onefold._model.policy import check_fields
+from onefold.keys import checked_operation
 from onefold.stores.opening import without_transactions
+
+# How long a running duplicate waits in place, in seconds: that is cheaper than another delivery.
+WAIT: Final = 5.0
 
 
 def takes_tx(handler: Callable[..., Any]) -> bool:
@@ -28,31 +34,57 @@ def check(
     is_async: bool = False,
 ) -> None:
     """Refuse, before the first message, options that would fail for every one of them."""
-    if not isinstance(guard, kind):
-        client = "async" if is_async else "blocking"
-        raise UsageError(f"this client is {client}: it takes {kind.__name__}, and this is {type(guard).__name__}")
+    check_guard(guard, kind)
     if not callable(handler):
-        raise UsageError(f"the handler is {type(handler).__name__}, and has to be a function")
+        raise UsageError(f"the handler has to be a function, not {type(handler).__name__}")
     inner = handler.func if isinstance(handler, functools.partial) else handler
     called = getattr(inner, "__call__", inner)  # noqa: B004 - an object with an async __call__ is an async handler
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (inner, called)):
-        raise UsageError("the handler has a `yield`, and nobody would go through it: its work would be lost")
+        raise UsageError("the handler has a `yield`, and nobody would iterate over it: its work would be lost")
     handler_is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
     if handler_is_async != is_async:
         have, want = ("async def", "def") if handler_is_async else ("def", "async def")
-        raise UsageError(f"the handler is `{have}`, and this client calls `{want}`: its work would be lost")
+        raise UsageError(f"the handler is `{have}`, but this client calls `{want}`: its work would be lost")
     check_options(missing_key, policy)
-    # What the guard refuses is raised now, not for each message.
+    # Errors of the guard are raised now, not for each message.
     cast("Any", guard).check_policy(policy)
-    if not isinstance(operation, str) or not operation.strip() or len(operation.encode()) > OPERATION_MAX:
-        raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
+    checked_operation(operation)
+
+
+def check_guard(guard: object, kind: type) -> None:
+    """Refuse a guard that this client cannot call."""
+    if not isinstance(guard, kind):
+        client = "async" if kind is AsyncGuard else "blocking"
+        raise UsageError(f"this client is {client}: it takes {kind.__name__}, but this is {type(guard).__name__}")
+
+
+def policy_of(
+    guard: Guard | AsyncGuard, kind: type, policy: Policy | None, fields: Mapping[str, Any], of: Callable[..., Any]
+) -> Policy:
+    """Return the policy for an adapter's messages: the one that is passed, or the guard's, with these fields.
+
+    A running duplicate waits in place for `WAIT`, unless a field says otherwise.
+    """
+    check_guard(guard, kind)
+    check_fields(fields, of)
+    check_options("never", policy)
+    return (policy or guard.policy).replace(**{"wait": WAIT, **fields})
+
+
+def named_like(handler: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function under the handler's name: a guard tells by it whether two of them share an operation."""
+    inner = handler.func if isinstance(handler, functools.partial) else handler
+    function.__module__ = handler.__module__
+    function.__qualname__ = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    setattr(function, STANDS_FOR, inner)
+    return function
 
 
 def check_options(missing_key: object, policy: object) -> None:
     if missing_key not in ("never", "run"):
         raise UsageError(f"missing_key={missing_key!r} is neither 'never' nor 'run'")
     if policy is not None and not isinstance(policy, Policy):
-        raise UsageError(f"policy= is {type(policy).__name__}, and has to be a Policy, such as guard.policy.but(...)")
+        raise UsageError(f"policy= has to be a Policy, such as guard.policy.replace(...), not {type(policy).__name__}")
 
 
 def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
@@ -63,12 +95,6 @@ def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
             f"the handler takes tx, and {kind} has no transactions of its own: take a store in your database, such as "
             "sqlite:///app.db, or leave tx out"
         )
-
-
-def whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name}={value!r} has to be a whole number, {least} or more")
-    return value
 
 
 def check_arguments(handler: Callable[..., Any]) -> None:
@@ -83,7 +109,7 @@ def check_arguments(handler: Callable[..., Any]) -> None:
 
 
 def _signature_of(handler: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature. None: it is written in C, and has none."""
+    """Return the signature; None if it is written in C, and has none."""
     try:
         return inspect.signature(handler)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Deliver whole batches in one transaction of the caller's: their new messages are processed, and recorded, in it.
+"""Deliver whole batches in one transaction of the caller's: their new messages are processed and recorded in it.
 
 If it fails, each message gets its own transaction, so that one poison message fails alone. Before a message counts as
 finished, the commit is verified: a transaction that nobody commits would lose them all.
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold.current import NotOneDelivery, in_batch
 from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
 from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing
@@ -25,26 +25,25 @@ from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address, Joinable
 from onefold.transactions import join
 
-# Called with what a poll has finished, for an offset that is kept with the work.
+# Called with the finished messages of a poll, for an offset that is kept with the work.
 Finished = Callable[[Any, Numbers], Any]
 
 # A record that was just committed is visible at once; between the nodes of a cluster it may take a moment.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0)
 
 NOT_COMMITTED: Final = (
-    "the transaction has ended, and what was recorded in it is not there: it was not committed, and neither was the "
-    "work. No offset was moved. transaction= has to open one that commits at its end (engine.begin, not "
-    "engine.connect), in the database of the guard; the handler must neither roll it back, nor go on after a statement "
-    "has failed"
+    "the transaction has ended, but its records are not there: neither they nor the work were committed. No offset "
+    "was moved. transaction= has to open a transaction that commits at its end (engine.begin, not engine.connect), "
+    "in the guard's database; the handler must neither roll it back nor continue after a statement has failed"
 )
 
 
 class Misused(UsageError):
-    """The worker is wrong, and no message is to blame: raised to the caller, and the poll comes again."""
+    """A mistake of the worker, not of a message: raised to the caller, and the poll comes again."""
 
 
 class Ways(NamedTuple):
-    """How a poll is delivered in one transaction, a record is looked for, and time passes: sync or async."""
+    """The sync or async operations: deliver a poll in one transaction, look for a record, and sleep."""
 
     together: Callable[..., Any]
     is_there: Callable[[str], Any]
@@ -64,15 +63,14 @@ class TransactionalBatches:
         key: KeyOf,
         missing_key: MissingKeyRule,
         policy: Policy | None,
-        fingerprint: PayloadOf | None = None,
+        payload: PayloadOf | None = None,
     ) -> None:
         _check_transaction(transaction)
         if not takes_tx(handler):
             raise UsageError("guarded_batches() works in a transaction: the handler has to take tx")
-        if (policy or guard.policy).remember:
+        if (policy or guard.policy).final_errors:
             raise UsageError(
-                "guarded_batches() cannot remember a failure: the rollback takes it back. Pass "
-                "policy=guard.policy.but(remember=())"
+                "guarded_batches() cannot remember a failure: the rollback removes it. Pass final_errors=()"
             )
         self._guard: Any = guard
         self._operation = operation
@@ -80,7 +78,7 @@ class TransactionalBatches:
         self._transaction: Any = transaction
         self._key = key
         self._missing_key = missing_key
-        self._fingerprint = fingerprint
+        self._payload = payload
         self._policy = policy
         # Whether a transaction was seen to commit.
         self._commits = False
@@ -92,7 +90,7 @@ class TransactionalBatches:
         ways = Ways(self._together_async, self._is_there_async, asyncio.sleep)
         return await run_async(self._deliver(deliveries, then, ways))
 
-    def _deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None, ways: Ways) -> Work[list[Verdict]]:
+    def _deliver(self, deliveries: Sequence[OnItsWay], then: Finished | None, ways: Ways) -> Flow[list[Verdict]]:
         try:
             sort: Sorted = yield partial(ways.together, deliveries, then)
             if sort.recorded:
@@ -107,7 +105,7 @@ class TransactionalBatches:
             verdicts += yield from self._deliver([delivery], _after(then, number, verdicts), ways)
         return verdicts
 
-    def _check_committed(self, key: str, ways: Ways) -> Work[None]:
+    def _check_committed(self, key: str, ways: Ways) -> Flow[None]:
         """Raise unless the record is found where later deliveries look for it."""
         with _asking():
             for pause in PAUSES:
@@ -118,17 +116,40 @@ class TransactionalBatches:
         raise self._not_committed()
 
     def _together(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
-        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
         with ExitStack() as stack:
-            with _opening():
-                tx = stack.enter_context(_coloured(self._transaction(), "__enter__"))
-            with _asking():
-                new = sort.take_fresh(self._fresh(tx, sort))
-            if new:
-                with in_batch():
-                    nothing(self._handler([deliveries[number].native for number in new], tx=tx))
-            if then is not None:
-                then(tx, sort.finished)
+
+            def begin() -> Any:
+                return stack.enter_context(_opened_by(self._transaction(), "__enter__"))
+
+            return run(self._in_one(deliveries, then, begin, nothing))
+
+    async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
+        async with AsyncExitStack() as stack:
+
+            def begin() -> Any:
+                return stack.enter_async_context(_opened_by(self._transaction(), "__aenter__"))
+
+            return await run_async(self._in_one(deliveries, then, begin, finished))
+
+    def _in_one(
+        self,
+        deliveries: Sequence[OnItsWay],
+        then: Finished | None,
+        begin: Callable[[], Any],
+        end: Callable[[Any], Any],
+    ) -> Flow[Sorted]:
+        """Begin a transaction, and record the poll in it; `end` takes what the handler returns. The caller commits."""
+        sort = Sorted(deliveries, self._key, self._missing_key, self._payload)
+        with _opening():
+            tx = yield begin
+        with _asking():
+            new = sort.take_fresh((yield partial(self._fresh, tx, sort)))
+        if new:
+            messages = [deliveries[number].native for number in new]
+            with in_batch():
+                yield lambda: end(self._handler(messages, tx=tx))
+        if then is not None:
+            yield partial(then, tx, sort.finished)
         return sort
 
     def _is_there(self, key: str) -> bool:
@@ -136,20 +157,6 @@ class TransactionalBatches:
             return self._guard.read(self._operation, key) is not None
         with _opening(), self._transaction() as tx:
             return join(tx, None, is_async=False).read(self._address(key)) is not None
-
-    async def _together_async(self, deliveries: Sequence[OnItsWay], then: Finished | None) -> Sorted:
-        sort = Sorted(deliveries, self._key, self._missing_key, self._fingerprint)
-        async with AsyncExitStack() as stack:
-            with _opening():
-                tx = await stack.enter_async_context(_coloured(self._transaction(), "__aenter__"))
-            with _asking():
-                new = sort.take_fresh(await self._fresh(tx, sort))
-            if new:
-                with in_batch():
-                    await finished(self._handler([deliveries[number].native for number in new], tx=tx))
-            if then is not None:
-                await then(tx, sort.finished)
-        return sort
 
     async def _is_there_async(self, key: str) -> bool:
         if isinstance(self._guard.store, Joinable):
@@ -172,7 +179,7 @@ class TransactionalBatches:
             self._operation,
             list(keys),
             key=keys.__getitem__,
-            fingerprint=sort.fingerprint,
+            payload=sort.payload,
             policy=self._policy,
         )
 
@@ -181,7 +188,7 @@ class TransactionalBatches:
 
 
 class StoreAway(Exception):
-    """No transaction could be opened, or no record be written: the database is down, and no message has failed."""
+    """No transaction could be opened, or no record written: the database is down, and no message has failed."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -194,18 +201,18 @@ def _check_transaction(transaction: Any) -> None:
     owner = getattr(transaction, "__self__", transaction)
     if type(owner).__module__.partition(".")[0] != "sqlalchemy":
         return
-    # A connection or a session that is closed silently is rolled back.
+    # SQLAlchemy silently rolls back a connection or session that is closed.
     if owner is transaction or transaction.__name__ in ("connect", "raw_connection"):
         name = type(owner).__name__ if owner is transaction else f"{type(owner).__name__}.{transaction.__name__}"
         raise UsageError(
-            f"transaction={name} does not commit at its end: say engine.begin, or sessionmaker(engine).begin"
+            f"transaction={name} does not commit at its end: use engine.begin, or sessionmaker(engine).begin"
         )
 
 
-def _coloured(transaction: Any, way_in: str) -> Any:
+def _opened_by(transaction: Any, way_in: str) -> Any:
     if not hasattr(transaction, way_in):
         kind, text = type(transaction).__name__, "async with" if way_in == "__aenter__" else "with"
-        raise Misused(f"transaction= gives {kind}, and this client opens it by `{text}`")
+        raise Misused(f"transaction= returns {kind}, but this client opens it with `{text}`")
     return transaction
 
 
@@ -236,7 +243,7 @@ def _away(error: Exception) -> Verdict:
 
 
 def _settled(error: Exception, count: int) -> list[Verdict] | None:
-    """Return the verdicts on this many messages after an error; None: each gets its own transaction."""
+    """Return the verdicts on this many messages after an error; None if each gets its own transaction."""
     if isinstance(error, (Misused, NotOneDelivery)):
         raise error
     if isinstance(error, StoreAway):
@@ -247,7 +254,7 @@ def _settled(error: Exception, count: int) -> list[Verdict] | None:
 
 
 def _after(then: Finished | None, number: int, before: list[Verdict]) -> Finished | None:
-    """Narrow it to one message: what was finished before it counts as finished, too."""
+    """Narrow it to one message: those finished before it count as finished, too."""
     if then is None:
         return None
     done = [at for at, verdict in enumerate(before) if verdict == ACK]

@@ -5,19 +5,19 @@ The table is `onefold.errors.MEANINGS`; adapters only translate a verdict for th
 
 from __future__ import annotations
 
-import traceback
 from typing import Final, NamedTuple
 
-from onefold import InProgress, OnefoldError, OnHold, RememberedFailure
+from onefold import Held, InProgress, OnefoldError, RememberedFailure
 from onefold.errors import MEANINGS, Meaning
+from onefold.queues._shared.own_frame import location
 
 # The default: a store may be back, and another worker done, in a moment.
 SOON: Final = 1.0
 
-# A person resolves a message on hold, and fixes a worker; asking often does not help.
+# A person resolves a held message, and fixes a worker; asking often does not help.
 HELD_DELAY: Final = 60.0
 
-# How often a message on hold comes again before it goes to the dead letters: a working day, and a night.
+# How often a held message comes again before it goes to the dead letters: a working day, and a night.
 HELD_MAX: Final = 1_000
 
 
@@ -30,13 +30,13 @@ class Ack(NamedTuple):
 
 
 class Later(NamedTuple):
-    """Nothing ran, or not to its end elsewhere: give it back, after this many seconds. Not a failed attempt."""
+    """Nothing ran, or it is still running elsewhere: give it back after this many seconds. Not a failed attempt."""
 
     delay: float
     reason: str
-    # These are given back only this often; then it is `Never`.
+    # Given back only a limited number of times; then it is `Never`.
     limited: bool = False
-    # What it waits for, for logs: the store's error, or that of a worker that cannot work.
+    # The reason for the wait, for logs: the store's error, or that of a worker that cannot work.
     error: Exception | None = None
 
 
@@ -66,7 +66,7 @@ def of_error(
     begun: bool = True,
     called: bool = False,
 ) -> Verdict | None:
-    """Return the verdict on the message of this operation and key. None: read its record, and ask `of_state`.
+    """Return the verdict on the message of this operation and key; None: read its record, and ask `of_state`.
 
     `final` are the errors that the policy remembers. `begun`: the handler was called, or the message itself was read;
     before that a `UsageError` is the worker's mistake, which would bury every message of the queue. `called`: the
@@ -77,11 +77,11 @@ def of_error(
         return Never(f"it failed for good with {named(error)}") if isinstance(error, final) else HandlerRaised(error)
     match meaning.queue:
         case "ack" if called or _is_of_another(error, own):
-            # From another guard, inside the handler: that is done, and this message is not.
+            # From another guard, inside the handler: that delivery is done, and this message is not.
             return HandlerRaised(error)
         case "ack":
             return ACK
-        case "later" if isinstance(error, OnHold):
+        case "later" if isinstance(error, Held):
             if held_before >= HELD_MAX:
                 return Never(reason_of(error))
             return Later(HELD_DELAY, reason_of(error), limited=True, error=error)
@@ -108,21 +108,20 @@ def of_state(state: str | None) -> Verdict:
 
 
 def meaning_of(error: Exception) -> Meaning | None:
-    """Return the row of the table. None: the handler's own error."""
+    """Return the row of the table; None if it is the handler's own error."""
     if not isinstance(error, OnefoldError):
         return None
     return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason for a dead letter, and for logs: our own messages contain digests, and no keys or payloads."""
+    """Return the reason for a dead letter, and for logs: our own messages contain digests, not keys or payloads."""
     if isinstance(error, RememberedFailure):
         return f"it failed for good before, {f'with {error.type_name}' if error.type_name else 'resolved by hand'}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def named(error: Exception) -> str:
-    """Describe a handler's own error by its type and location. Its text may contain a payload."""
-    frames = traceback.extract_tb(error.__traceback__)
-    location = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{location}"
+def named(error: BaseException) -> str:
+    """Describe a handler's own error by its type and its place in the user's code. Its text may contain a payload."""
+    where = location(error)
+    return f"{type(error).__name__} at {where}" if where else type(error).__name__

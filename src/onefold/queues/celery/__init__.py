@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
-from onefold.durations import Duration, seconds
-from onefold.queues._shared.consumer import WAIT, MissingKeyRule
+from onefold.queues._shared.consumer import MissingKeyRule
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.verdict import HandlerRaised, Later, Never, of_error
 from onefold.queues.keys import Key, KeyOf, Message, header, usable, with_key
@@ -29,7 +28,8 @@ try:
 
     from onefold.queues.celery import options as celery_options
     from onefold.queues.celery import task as celery_task
-    from onefold.queues.celery.task import BEGUN, KEY
+    from onefold.queues.celery import worker as celery_worker
+    from onefold.queues.celery.task import BEGUN, KEY, SCOPE
 except ImportError as error:
     raise UsageError("Celery is not installed: `pip install 'onefold[celery]'`") from error
 
@@ -44,9 +44,9 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
     operation: str = ""
     key: KeyOf | str = header()
     missing_key: MissingKeyRule = "never"
-    wait: Duration = WAIT
     policy: Policy | None = None
     fingerprint: Any = "*"
+    scope: Any = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -55,17 +55,25 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
     def __init__(self) -> None:
         kind = type(self)
         self._key_of = celery_options.prepared(getattr(kind, "guard", None), kind.operation, self.run, kind, {})
-        policy = (kind.policy or kind.guard.policy).but(wait=seconds(kind.wait, "wait"))
+        policy = celery_options.policy_for(kind.guard, kind.policy, kind)
         self._transactional = takes_tx(self.run)
+        self._policy = policy
+        celery_worker.checks(kind.guard)
 
         @functools.wraps(self.run)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.request.update({BEGUN: True})
-            # The function that `autoretry_for` has wrapped by now: its Retry has to release the claim.
+            # Wrapped by `autoretry_for` by now: its Retry has to release the claim.
             return self.run(*args, **kwargs)
 
         way = kind.guard.transactional if self._transactional else kind.guard.idempotent
-        known = functools.partial(way, kind.operation, key=lambda *_, **__: vars(self.request)[KEY], policy=policy)
+        known = functools.partial(
+            way,
+            kind.operation,
+            key=lambda *_, **__: vars(self.request)[KEY],
+            scope=None if kind.scope is None else lambda *_, **__: vars(self.request)[SCOPE],
+            policy=policy,
+        )
         self._first, self._again = known(fingerprint=kind.fingerprint)(run), known(fingerprint=None)(run)
         if self._transactional:
             # Celery checks the arguments of a sender, which has no transaction.
@@ -84,6 +92,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
             verdict = of_error(error, own=own, held_before=celery_task.held_before(request), begun=begun, called=called)
             if verdict is None:
                 verdict = celery_task.looked(self)
+            if isinstance(verdict, HandlerRaised):
+                celery_task.tell_failed(self, error)
             if request.is_eager or isinstance(verdict, HandlerRaised):
                 raise
             if isinstance(verdict, Never):
@@ -101,10 +111,13 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         body = b"" if type(self).key is OnefoldTask.key else celery_task.body_of(self.run, args, kwargs)
         key = usable(self._key_of(Message(body, request.headers or {}, position=request.id)))
         if key is None and self.missing_key == "never":
-            raise MissingKey(f"{self.operation}: the message has no key, and nothing ran")
+            where = f" in its argument {self.key!r}" if isinstance(self.key, str) else ""
+            raise MissingKey(f"{self.operation}: the message has no key{where}, and nothing ran")
         if key is None and not self._transactional:
             return self.run(*args, **kwargs)
-        request.update({KEY: uuid() if key is None else key})
+        scope = celery_task.scope_of(self, args, kwargs)
+        request.update({KEY: uuid() if key is None else key, SCOPE: scope})
+        celery_worker.check_first(self.guard, self._policy)
         # A retry, and a task that replaces itself, may have other arguments under the same key.
         changed = request.retries or request.replaced_task_nesting
         return (self._again if changed else self._first)(*args, **kwargs)
@@ -129,13 +142,15 @@ def guarded(
 ) -> Callable[[Callable[..., Any]], OnefoldTask]:
     """Decorate a function as `app.task` does, to run once for each key. A parameter `tx` makes it transactional.
 
-    `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `fingerprint` names the
-    arguments that must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
+    `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `scope` names the
+    argument that is the tenant, or several, or is a function of the arguments. `fingerprint` names the arguments that
+    must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
     """
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
         # Celery creates the task later, when the app is used; errors are raised now.
         celery_options.prepared(guard, operation, handler, base, options)
+        celery_worker.checks(guard)
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
 

@@ -9,25 +9,35 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from onefold import Guard, Policy, UsageError
+from onefold import Guard, Policy, PolicyFields, UsageError
 from onefold._checks import did_you_mean
-from onefold.durations import seconds
 from onefold.queues import keys
-from onefold.queues._shared.options import check, check_options, check_transactions, takes_tx
+from onefold.queues._shared.options import check, check_options, check_transactions, policy_of, takes_tx
 from onefold.queues.keys import KeyOf
 
 # The options of `guarded` in addition to Celery's.
-OPTIONS: Final = ("key", "missing_key", "wait", "policy", "fingerprint")
+OPTIONS: Final = ("key", "missing_key", "policy", "fingerprint", "scope")
 
-# A task has few arguments: one that is only a little alike is another one.
+# And those of a policy, as attributes of a base class or as options of `guarded`.
+FIELDS: Final = tuple(PolicyFields.__optional_keys__)
+
+# A task has few arguments: one that is only slightly similar is another one.
 ALIKE: Final = 0.8
 
 
 def check_class(kind: Any) -> None:
-    """Check what can be checked when a base class is defined: a guard and an operation may still come."""
+    """Check everything known when a base class is defined: a guard and an operation may be set later."""
     given = {name: getattr(kind, name, None) for name in ("guard", "operation", *OPTIONS)}
+    given |= {name: getattr(kind, name) for name in FIELDS if hasattr(kind, name)}
     with _named(kind.name or kind.__qualname__):
         _check_given(given)
+
+
+def policy_for(guard: Guard, policy: Policy | None, base: Any, options: Mapping[str, Any] | None = None) -> Policy:
+    """Return the policy of a task: whole, or by fields of its base class and of its own options."""
+    given = {name: getattr(base, name) for name in FIELDS if hasattr(base, name)}
+    given |= {name: value for name, value in (options or {}).items() if name in FIELDS}
+    return policy_of(guard, Guard, policy, given, policy_for)
 
 
 def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, options: Mapping[str, Any]) -> KeyOf:
@@ -39,13 +49,19 @@ def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, opt
         if operation in (None, ""):
             raise UsageError("it has no operation: pass operation='send-welcome', the name that its keys belong to")
         _check_given(given)
-        check(guard, Guard, operation, run, missing_key=given["missing_key"], policy=given["policy"])
+        policy = policy_for(guard, given["policy"], base, options)
+        check(guard, Guard, operation, run, missing_key=given["missing_key"], policy=policy)
         check_transactions(guard, run)
-        _check_ends(given["policy"] or guard.policy)
-        _check_names(given["fingerprint"], run)
+        _check_ends(policy)
+        _check_names("fingerprint", given["fingerprint"], run)
+        _check_names("scope", given["scope"], run)
         for option in given:
             # Celery accepts any option.
-            if not hasattr(base, option) and (meant := did_you_mean(option, OPTIONS, ALIKE)):
+            if (
+                option not in FIELDS
+                and not hasattr(base, option)
+                and (meant := did_you_mean(option, (*OPTIONS, *FIELDS), ALIKE))
+            ):
                 raise UsageError(f"unknown option {option!r}{meant}")
         # A guard from a file refuses an operation that is not in it.
         (guard.transactional if takes_tx(run) else guard.idempotent)(operation, key="key")
@@ -62,39 +78,42 @@ def _named(task: str) -> Iterator[None]:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    guard, fingerprint = given.get("guard"), given["fingerprint"]
+    guard = given.get("guard")
     if guard is not None and not isinstance(guard, Guard):
-        raise UsageError(f"guard= is {type(guard).__name__}, and a worker of Celery takes Guard")
+        raise UsageError(f"guard= is {type(guard).__name__}, but a Celery worker needs a Guard")
     check_options(given["missing_key"], given["policy"])
+    for name in given.keys() & FIELDS:
+        Policy().replace(**{name: given[name]})
     if not isinstance(given["key"], str):
         keys.checked(given["key"])
-    seconds(given["wait"], "wait")
-    named = all(isinstance(one, str) for one in fingerprint) if isinstance(fingerprint, (list, tuple, str)) else False
-    if fingerprint is not None and not named and not callable(fingerprint):
-        raise UsageError(
-            f"fingerprint={fingerprint!r:.60} has to name arguments ('amount', or ('amount', 'currency')), to be a "
-            "function of them, or None"
-        )
+    for option, several in (("fingerprint", ("amount", "currency")), ("scope", ("tenant", "region"))):
+        chosen = given[option]
+        named = isinstance(chosen, (list, tuple, str)) and all(isinstance(one, str) for one in chosen)
+        if chosen is not None and not named and not callable(chosen):
+            raise UsageError(
+                f"{option}={chosen!r:.60} has to name arguments ({several[0]!r}, or {several!r}), to be a function of "
+                "them, or None"
+            )
 
 
 def _check_ends(policy: Policy) -> None:
     """Refuse a policy that treats Celery's own exceptions as an outcome: a task that asks for a retry is not done."""
-    kinds = (*policy.remember, *(() if policy.after_crash == "rerun" else policy.unknown))
+    kinds = (*policy.final_errors, *(() if policy.after_crash == "rerun" else policy.ambiguous_errors))
     for kind in kinds:
         if isinstance(kind, type) and any(issubclass(word, kind) for word in (Retry, Ignore, Reject)):
             raise UsageError(
-                f"the policy takes every {kind.__name__} for an end, and with it Celery's Retry, Ignore and Reject: "
-                "name the exceptions that are meant in remember= and unknown="
+                f"the policy treats every {kind.__name__} as final, and with it Celery's Retry, Ignore and Reject: "
+                "name the exceptions that are meant in final_errors= and ambiguous_errors="
             )
 
 
-def _check_names(fingerprint: Any, run: Callable[..., Any]) -> None:
-    names = (fingerprint,) if isinstance(fingerprint, str) else fingerprint
+def _check_names(option: str, given: Any, run: Callable[..., Any]) -> None:
+    names = (given,) if isinstance(given, str) else given
     parameters = inspect.signature(run).parameters
     for name in names if isinstance(names, (list, tuple)) else ():
         if name not in parameters and name != "*":
             raise UsageError(
-                f"fingerprint={name!r}: the task has no argument {name!r}{did_you_mean(name, parameters, ALIKE)}"
+                f"{option}={name!r}: the task has no argument {name!r}{did_you_mean(name, parameters, ALIKE)}"
             )
 
 

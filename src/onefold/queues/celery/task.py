@@ -12,30 +12,33 @@ from typing import Any, Final
 
 import msgspec
 from celery.canvas import maybe_signature
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.states import SUCCESS
 from kombu import Producer
 
 from onefold import UsageError
+from onefold.keys import joined
 from onefold.queues import keys
 from onefold.queues._rabbitmq.consumer import CONFIRM_SECONDS_MAX
 from onefold.queues._shared.logs import address_of as _address_of
 from onefold.queues._shared.logs import buried, waits_of
 from onefold.queues._shared.logs import found_at as _found_at
-from onefold.queues._shared.verdict import HELD_DELAY, Later, Verdict, of_error, of_state
+from onefold.queues._shared.verdict import HELD_DELAY, Later, Verdict, named, of_error, of_state
 from onefold.queues.keys import KEY_HEADER
 from onefold.stores.base import Address
 
-# Set in a request that is in progress: a task that calls itself calls a function.
+# Set in a request that is in progress: a task that calls itself calls a plain function.
 KEY: Final = "onefold_key"
+# The scope of its record, if the task says whose message it is.
+SCOPE: Final = "onefold_scope"
 # Set once its function is called.
 BEGUN: Final = "onefold_begun"
 
-# How often a message has come again, and how many of these times because it was on hold.
+# How often a message has come again, and how often of these because it was held.
 TIMES: Final = "x-onefold-times"
 HELD: Final = "x-onefold-held"
 
-# RabbitMQ's headers of a message that came back from the dead letters: sent again, it would look like a loop.
+# RabbitMQ's headers of a message that came back from the dead letters: if resent, it would look like a loop.
 DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
 
 # Each wait is twice as long, from a second up to a minute: a task of an hour does not keep a worker busy with
@@ -45,7 +48,7 @@ DOUBLINGS_MAX: Final = 10
 # How long closing an abandoned connection may take.
 CLOSE_SECONDS_MAX: Final = 1.0
 
-# A full queue refuses what is sent again, and gets the message back at once: wait this long before.
+# A full queue refuses a resent message, and gets the original back at once: wait this long before.
 REFUSED_SECONDS_MAX: Final = 1.0
 
 log = logging.getLogger("onefold.queues.celery")
@@ -79,7 +82,7 @@ UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgsp
 def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Return the arguments by name, as JSON, for keys that are read from them.
 
-    A wrong call raises what it always would.
+    A wrong call raises the usual TypeError.
     """
     arguments = _spread(run, _bound(run, args, kwargs))
     try:
@@ -90,7 +93,7 @@ def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as the sender has named them: those caught by `**options` are next to the others."""
+    """Return the arguments as the sender named them: those caught by `**options` are next to the others."""
     kinds = inspect.signature(run).parameters.values()
     rest = next((one.name for one in kinds if one.kind is one.VAR_KEYWORD), None)
     return arguments if rest is None else {**arguments, **arguments.get(rest, {})}
@@ -112,8 +115,25 @@ def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return bound.arguments
 
 
+def scope_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return whose message this is; None if that is the guard's to say. Raise `UsageError` if it names nobody."""
+    chosen = type(task).scope
+    if chosen is None:
+        return None
+    if callable(chosen):
+        found = [chosen(*args, **kwargs)]
+    else:
+        arguments = _spread(task.run, _bound(task.run, args, kwargs))
+        found = [arguments.get(name) for name in ((chosen,) if isinstance(chosen, str) else chosen)]
+    if any(one is None or one == "" for one in found):
+        raise UsageError(
+            f"{task.operation}: its scope is {found!r}: scope= has to name a tenant or caller. Nothing ran"
+        )
+    return str(found[0]) if len(found) == 1 else joined({str(at): str(one) for at, one in enumerate(found)})
+
+
 def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the message or its task is at fault, and not the worker (a closed guard, a store that cannot)."""
+    """Return whether the message or its task is at fault, not the worker (a closed guard, a failing store)."""
     known = vars(task.request)
     if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
         return True
@@ -129,23 +149,32 @@ def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict
 
 def address_of(task: Any) -> Address:
     """Return the address of the running task's record; with an empty key if its message has no usable one."""
-    return _address_of(task.guard, task.operation, vars(task.request).get(KEY))
+    known = vars(task.request)
+    return _address_of(task.guard, task.operation, known.get(KEY), known.get(SCOPE))
 
 
 def found_at(task: Any) -> str:
-    """Return how its message is identified in the log. The id of the task is not shown: it may be the key."""
+    """Return how the message is identified in the log. The id of the task is not shown: it may be the key."""
     return _found_at(str((task.request.delivery_info or {}).get("routing_key") or ""), address_of(task))
 
 
+def tell_failed(task: Any, error: Exception) -> None:
+    """Log that the task itself raised: once for each attempt, by its type and location. Celery logs the rest."""
+    cause = error.exc if isinstance(error, Retry) else error
+    # Without a cause, a Retry is the task's own wish; Ignore and Reject always are.
+    if isinstance(cause, BaseException) and not isinstance(cause, TaskPredicate):
+        log.warning("%s: attempt %d failed: %s", found_at(task), task.request.retries + 1, named(cause))
+
+
 def rejected(task: Any, reason: str) -> Reject:
-    """Return the exception that ends a message for good: to the dead-letter exchange of its queue, or to nowhere."""
+    """Return the exception that ends a message for good: to the queue's dead-letter exchange, or to nowhere."""
     log.error("%s: rejected, never again: %s", found_at(task), reason)
     buried(address_of(task), reason)
     return Reject(reason, requeue=False)
 
 
 def sent_again(task: Any, later: Later) -> Exception:
-    """Send the running task again, with the same id, key, chain, group and retries; return what ends this message."""
+    """Send the task again, with its id, key, chain, group and retries; return the exception that ends it here."""
     request = task.request
     headers = {name: found for name, found in (request.headers or {}).items() if not name.startswith(DEATHS)}
     times = _number_in(headers, TIMES)
@@ -155,8 +184,8 @@ def sent_again(task: Any, later: Later) -> Exception:
     try:
         again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
         _confirmed(task.app, again)
-    except Exception as error:  # noqa: BLE001 - the broker itself is in the way, and has to keep the message
-        # One of Celery's time limits that ends the pause must not end the message.
+    except Exception as error:  # noqa: BLE001 - the broker itself fails, and has to keep the message
+        # A Celery time limit that ends the pause must not end the message.
         with suppress(Exception):
             time.sleep(min(delay, REFUSED_SECONDS_MAX))
         return Reject(error, requeue=True)
@@ -170,10 +199,10 @@ def _confirmed(app: Any, again: Any) -> None:
     """
     with app.producer_or_acquire() as pooled:
         if not hasattr(pooled.channel, "basic_publish_confirm"):
-            # Others answer each message, as Redis does.
+            # Other transports, such as Redis, answer each message.
             again.apply_async(add_to_parent=False, producer=pooled)
             return
-        # A channel of its own: once it is in confirm mode, it confirms everything else that is sent through it.
+        # A channel of its own: in confirm mode, it confirms everything else that is sent through it.
         channel = pooled.connection.channel()
         confirm = channel.basic_publish_confirm
         channel.basic_publish = lambda *sent, **how: confirm(*sent, **{**how, "timeout": CONFIRM_SECONDS_MAX})
@@ -198,9 +227,10 @@ def _number_in(headers: Mapping[str, Any] | None, name: str) -> int:
 
 
 def looked(task: Any) -> Verdict:
-    """Return the verdict after a lost claim: another worker's result is this one's too, once it is there."""
+    """Return the verdict after a lost claim: another worker's result counts for this message too, once it exists."""
     try:
-        record = task.guard.read(task.operation, vars(task.request)[KEY])
+        known = vars(task.request)
+        record = task.guard.read(task.operation, known[KEY], scope=known.get(SCOPE))
     except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
         return of_error(error, begun=False) or of_state(None)
     return of_state(None if record is None else record.state.value)

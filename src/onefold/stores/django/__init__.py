@@ -1,7 +1,7 @@
-"""Django's database as the place of the records: `django://default` names the alias in the settings.
+"""Records in Django's database: `django://default` names an alias of `DATABASES` in the settings.
 
-A handler of `transactional` gets Django's connection, and what it does by models is in the same transaction. All other
-operations commit at once: a claim that waited for the end of a request's transaction would be seen by nobody.
+A handler of `transactional` gets Django's connection, and its changes to models are in the same transaction. All other
+operations commit at once: a claim that waited for the end of a request's transaction would be invisible to others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-from onefold._checks import did_you_mean, yes_or_no
-from onefold._concurrency.generators import Work
+from onefold._checks import did_you_mean, not_installed, yes_or_no
+from onefold._concurrency.generators import Flow
 from onefold._model import Claim
 from onefold.errors import UsageError
 from onefold.stores.base import Query
@@ -25,16 +25,14 @@ from onefold.stores.django.connection import (
     database_of,
     in_transaction,
 )
+from onefold.stores.django.kind import KIND as KIND
 from onefold.stores.django.vendors import vendor_of
-from onefold.stores.kinds import StoreKind
 from onefold.stores.sql.connection import Connection
 from onefold.stores.sql.joined import SqlTransaction
 from onefold.stores.sql.pool import Pool, Reserve
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sql.store import SqlStore
 from onefold.stores.urls import options_of
-
-KIND: Final = StoreKind(name="Django", has_transactions=True)
 
 
 class DjangoStore(SqlStore):
@@ -46,32 +44,33 @@ class DjangoStore(SqlStore):
         database = database_of(connection_of(alias))._replace(auto_schema=auto_schema, purges=purge)
         super().__init__(database, self._pool_of_alias)
 
-    def _look(self) -> Work[None]:
+    def _look(self) -> Flow[None]:
         if not self._looked:
             yield from super()._look()
-            # Which server it is shows with the first connection.
+            # The server's version is known after the first connection.
             self.database = self.database._replace(sql=database_of(connection_of(self.alias)).sql)
 
     def _new_transaction(self) -> SqlTransaction:
-        # A block of `transaction.atomic()` on the connection that this thread has.
+        # A block of `transaction.atomic()` on this thread's connection.
         return SqlTransaction(self.database, AtomicPool(self.alias))
 
-    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
+    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Flow[None]:
         connection = connection_of(self.alias)
-        if connection.vendor == "sqlite" and in_transaction(connection):
-            # In the block of a TestCase: a file has one writer, and a purge beside would wait for the block's end.
+        if not self.database.sql.has_server and in_transaction(connection):
+            # In the block of a TestCase: a file has one writer, and a purge on another connection would wait for the
+            # block.
             return
         yield from super()._purge_a_little(ended, claims)
 
 
 def connection_of(alias: str) -> Any:
-    """The connection that this thread has under this alias."""
+    """Return this thread's connection for an alias."""
     try:
         from django.core.exceptions import ImproperlyConfigured
         from django.db import connections
         from django.utils.connection import ConnectionDoesNotExist
     except ImportError as error:
-        raise UsageError("django://: Django is not installed. pip install 'onefold[django]'") from error
+        raise not_installed("Django", "django") from error
     try:
         return connections[alias]
     except ConnectionDoesNotExist as error:
@@ -84,15 +83,15 @@ def connection_of(alias: str) -> Any:
         raise UsageError(f"django://{alias}: Django's settings are not there yet: {error}") from error
 
 
-# How the names of our own threads begin: the doctor's, those of a scrape.
+# The prefix of the names of our own threads: the doctor's, those of a scrape.
 OUR_THREADS: Final = "onefold-"
 
 
 class DjangoPool:
-    """Lends connections that are in nobody's transaction: the thread's own, or one beside it.
+    """Lends connections outside any transaction: the thread's own, or a separate one.
 
-    In a caller's transaction a claim would be seen by nobody until its end. And what a thread of ours would connect,
-    Django never closes: it does so at the end of a request.
+    In a caller's transaction a claim would be invisible until its end. And a connection opened in a thread of ours
+    would never be closed by Django, which closes connections at the end of a request.
     """
 
     def __init__(self, alias: str) -> None:
@@ -115,7 +114,7 @@ class DjangoPool:
                 yield conn
             finally:
                 if conn.connection.settings_dict["CONN_MAX_AGE"] == 0:
-                    # Django, too, would not keep it.
+                    # Django would not keep it either.
                     conn.close()
 
     @contextmanager
@@ -130,16 +129,16 @@ class DjangoPool:
             raise
 
     def drop_idle(self) -> None:
-        """Close what nobody uses."""
+        """Close the idle connections."""
         self._beside.drop_idle()
 
     def reserve(self) -> Reserve:
-        """Return a connection beside those that Django keeps."""
+        """Return a connection separate from those that Django keeps."""
         return Reserve(lambda: RenewalConnection(beside(connection_of(self._alias))))
 
 
 class AtomicPool:
-    """Lends the thread's own connection, for a block of ours."""
+    """Lends the thread's own connection, for an atomic block of ours."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -153,41 +152,48 @@ class AtomicPool:
             conn.close()
 
     def drop_idle(self) -> None:
-        """Nothing: a lost connection is closed by its block."""
+        """Do nothing: a lost connection is closed by its block."""
 
 
 def open_store(url: str) -> DjangoStore:
-    """`django://default`, with `?auto_schema=no&purge=no`."""
+    """Open a store at `django://default`, with the options `?auto_schema=no&purge=no`."""
     alias, options = _parsed(url)
     return DjangoStore(alias, **options)
 
 
 def open_async_store(url: str) -> NoReturn:
-    """Refused: Django's connections cannot be awaited."""
+    """Raise `UsageError`: Django's connections cannot be awaited."""
     raise UsageError(
-        f"{url!r}: Django has no async transactions, so that an AsyncGuard cannot use its connections. Use a Guard in "
+        f"{url!r}: Django has no async transactions, so an AsyncGuard cannot use its connections. Use a Guard in "
         "sync code (sync_to_async), or an AsyncGuard with a URL of the same database"
     )
 
 
+def check_url(url: str, *, is_async: bool) -> None:
+    """Raise `UsageError` for a URL or an option that is wrong. Django's settings may not be there yet."""
+    _parsed(url)
+    if is_async:
+        open_async_store(url)
+
+
 def describe_schema(url: str) -> str:
-    """The statements that make the tables; `manage.py migrate onefold` sends the same."""
+    """Return the statements that create the tables; `manage.py migrate onefold` sends the same."""
     return open_store(url).database.sql.script()
 
 
 def apply_schema(url: str) -> list[str]:
-    """Make the tables, or bring them to the form of this version."""
+    """Create the tables, or upgrade them to this version."""
     alias, _ = _parsed(url)
     store = DjangoStore(alias)
     try:
         store.browse(Query(), 0)
     finally:
         store.close()
-    return [f"{store.database.name}: the tables of Onefold are there, version {VERSION}"]
+    return [f"{store.database.name}: Onefold's tables exist, version {VERSION}"]
 
 
 def schema_versions(connection: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the statements that make the tables on this connection of Django's, version by version."""
+    """Return the statements that create the tables on this Django connection, version by version."""
     return vendor_of(connection).sql.versions
 
 

@@ -1,7 +1,7 @@
-"""Links over Django's connections: outside of any transaction, in a caller's, and in one of ours.
+"""Adapters around Django's connections: outside any transaction, in a caller's, and in one of ours.
 
-Statements go through Django's own cursor, so that its loggers, wrappers and error classes stay in force. Transactions
-of ours are blocks of `transaction.atomic()`, so that what a handler gives to `on_commit` runs after our commit.
+Statements go through Django's own cursor, so that its loggers, wrappers and error classes apply. Transactions of ours
+are blocks of `transaction.atomic()`, so that hooks that a handler passes to `on_commit` run after our commit.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ OUTSIDE: Final = (
     "Put both into `with transaction.atomic():`"
 )
 
-# What a block of Django's is left with, so that it rolls back.
+# Passed to a block's `__exit__`, so that it rolls back.
 UNDO: Final = Exception("rolled back")
 
 
 def database_of(connection: Any) -> Database:
-    """The database behind a connection, as the SQL stores see it."""
+    """Return the database of a connection, as the SQL stores see it."""
     vendor = vendor_of(connection)
     return Database(vendor.sql, f"django://{connection.alias}", vendor.classify, vendor.lock, vendor.unlock)
 
 
 def in_transaction(connection: Any) -> bool:
-    """Whether somebody has begun one: by a block, or by switching autocommit off."""
+    """Return whether a transaction was begun: by a block, or by switching autocommit off."""
     if connection.connection is None:
-        # Not connected: it does not know yet.
+        # Not connected: `autocommit` is not set yet.
         return bool(connection.in_atomic_block or not connection.settings_dict["AUTOCOMMIT"])
     return bool(connection.in_atomic_block or not connection.autocommit)
 
 
 def _driver_connection_of(connection: Any) -> Any:
-    """The driver's connection behind a wrapper, or behind what stands for a thread's wrapper."""
+    """Return the driver's connection behind a wrapper, or behind the proxy for a thread's wrapper."""
     from django.db import connections
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.utils.connection import ConnectionProxy
 
     if isinstance(connection, BaseDatabaseWrapper):
         return connection.connection
-    # By its type: `isinstance` would be answered by the wrapper.
+    # By its type: the proxy would pass `isinstance` on to the wrapper.
     return connections[connection.alias] if type(connection) is ConnectionProxy else None
 
 
@@ -57,17 +57,17 @@ register("django", _driver_connection_of)
 
 
 def beside(connection: Any) -> Any:
-    """Return another connection with the same settings, outside of Django's own pool: handlers may hold all of that."""
+    """Return another connection with the same settings, outside Django's own pool, which handlers may exhaust."""
     settings = deepcopy(connection.settings_dict)
     settings["OPTIONS"].pop("pool", None)
     found = type(connection)(settings, connection.alias)
-    # Whichever thread borrows it has it to itself.
+    # Only one thread borrows it at a time.
     found.inc_thread_sharing()
     return found
 
 
 class StoresConnection:
-    """On a connection that is in nobody's transaction: what is sent is committed at once, unless we begin one."""
+    """A connection outside any transaction: statements are committed at once, unless we begin one."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -80,9 +80,9 @@ class StoresConnection:
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
-        """Close the connection where an exception from outside comes between a statement and the end of its answer.
+        """Close the connection if an exception from outside interrupts a statement before the end of its reply.
 
-        Whoever asks next would get that answer.
+        The next statement would read that reply.
         """
         from django.db import Error
 
@@ -95,15 +95,15 @@ class StoresConnection:
             raise
 
     def break_off(self) -> None:
-        """Close the connection, if it may have an answer that nobody has read."""
+        """Close the connection, if it may have an unread reply."""
         found = self.connection.connection
         if found is not None and (self._is_between() or vendor_of(self.connection).may_be_torn(found)):
-            # Inside a block, Django keeps it, refuses what follows, and forgets it at the end.
+            # Inside a block, Django keeps it, refuses further statements, and drops it at the end.
             with suppress(Exception):
                 self.connection.close()
 
     def _is_between(self) -> bool:
-        """Return whether Django was changing from one mode to the other: it does not know the driver's own."""
+        """Return whether Django was switching autocommit: then it does not know the driver's mode."""
         return False
 
     def _connect(self) -> None:
@@ -120,7 +120,7 @@ class StoresConnection:
 
     def begin(self) -> None:
         self._connect()
-        # By hand: a block of Django's is on whichever connection the thread has, and this one may be another.
+        # By hand: a block of Django's uses the thread's connection, and this may be another one.
         self.run(vendor_of(self.connection).begin)
         self.begun = True
 
@@ -148,14 +148,14 @@ class StoresConnection:
 
 
 class RenewalConnection(StoresConnection):
-    """On a connection that is kept for the renewal of claims."""
+    """A connection that is kept for renewing claims."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        # A file has room for everybody; but over a fork nothing may be open there.
-        self._keeps = connection.vendor != "sqlite"
+        # A file needs no reserved connection; and across a fork it must not be open.
+        self._keeps = vendor_of(connection).sql.has_server
         if self._keeps:
-            # Now: when claims are to be renewed, there may be no room left on the server.
+            # Connect now: when claims have to be renewed, the server may have no connection left.
             connection.ensure_connection()
 
     def transaction_status(self) -> TransactionStatus:
@@ -163,7 +163,7 @@ class RenewalConnection(StoresConnection):
 
 
 class InsideConnection(StoresConnection):
-    """On a connection in a transaction of Django's: what is sent joins it."""
+    """A connection in a Django transaction: statements join it."""
 
     def send(self, request: SqlRequest) -> Reply:
         self.enter()
@@ -189,7 +189,7 @@ class InsideConnection(StoresConnection):
     def transaction_status(self) -> TransactionStatus:
         connection = self.connection
         if connection.connection is None or connection.closed_in_transaction:
-            # Django closes none by itself inside a block; and its block would end without a word.
+            # Django itself closes none inside a block; and its block would end silently.
             return TransactionStatus.CLOSED
         if not in_transaction(connection):
             return TransactionStatus.IDLE
@@ -205,14 +205,14 @@ class InsideConnection(StoresConnection):
         if self.is_torn:
             self.break_off()
         if self.connection.in_atomic_block:
-            # Django refuses what follows, and rolls back at the end of the block.
+            # Django refuses further statements, and rolls back at the end of the block.
             self.connection.set_rollback(True)
         elif self.connection.connection is not None:
             self.connection.rollback()
 
 
 class AtomicConnection(InsideConnection):
-    """On the thread's own connection, in a block of ours: what a handler does by models is in the transaction, too."""
+    """The thread's own connection, in a block of ours: a handler's changes to models are in the transaction, too."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
@@ -225,7 +225,7 @@ class AtomicConnection(InsideConnection):
 
         if in_transaction(self.connection) and not _is_of_a_test(self.connection):
             raise UsageError(
-                "transactional() opens a transaction of its own, and this thread is in one already: in a block of "
+                "transactional() opens its own transaction, but this thread is already in one: in a block of "
                 "transaction.atomic(), perhaps that of ATOMIC_REQUESTS. Nothing ran. Join it with "
                 "guard.within(connection), or call the function outside"
             )
@@ -235,12 +235,12 @@ class AtomicConnection(InsideConnection):
         self.connection.execute_wrappers.append(self._watched)
 
     def _watched(self, execute: Any, *statement: Any) -> Any:
-        """Send a statement of the handler's. Django would go on, back to a savepoint, on a connection that is torn."""
+        """Send a handler's statement; keep Django from continuing at a savepoint on a torn connection."""
         with self.unbroken():
             return execute(*statement)
 
     def _is_between(self) -> bool:
-        # What a hook of on_commit raises comes when all is over.
+        # An error of an on_commit hook is raised after the transaction has ended.
         connection = self.connection
         return not connection.in_atomic_block and (self._begins or not connection.autocommit)
 
@@ -252,7 +252,7 @@ class AtomicConnection(InsideConnection):
     def run(self, statement: str) -> None:
         from django.db import transaction
 
-        # By Django's own means: it forgets the hooks of what is rolled back.
+        # Through Django's own savepoints: Django then forgets the hooks of rolled-back work.
         if statement.startswith("SAVEPOINT "):
             self._part = self._entered(transaction.atomic(using=self.connection.alias))
         elif statement.startswith("ROLLBACK TO SAVEPOINT "):
@@ -272,7 +272,7 @@ class AtomicConnection(InsideConnection):
         return TransactionStatus.IDLE if self._block is None else super().transaction_status()
 
     def close(self) -> None:
-        """The connection is the thread's; only what was begun on it is ended."""
+        """End the transaction that was begun; the connection itself belongs to the thread."""
         self.rollback()
 
     def _leave(self, error: Exception | None) -> None:
@@ -286,9 +286,9 @@ class AtomicConnection(InsideConnection):
         self._check_in_step(error)
 
     def _check_in_step(self, error: Exception | None) -> None:
-        """Close a connection whose answers are late: a handler's statement was interrupted, and others came after it.
+        """Close a connection that is out of sync because a handler's statement was interrupted and others followed.
 
-        A block of Django's inside of the handler goes back to its savepoint by itself.
+        A nested block of Django's in the handler rolls back to its savepoint by itself.
         """
         connection = self.connection
         found = None if connection.in_atomic_block else connection.connection
@@ -307,7 +307,7 @@ class AtomicConnection(InsideConnection):
 
 
 def lost_answer() -> Exception:
-    """Return the error of a driver whose COMMIT was sent, and whose answer was not heard."""
+    """Return the driver's error for a COMMIT that was sent but whose reply was not received."""
     from pymysql.constants import CR
     from pymysql.err import OperationalError
 
@@ -315,5 +315,5 @@ def lost_answer() -> Exception:
 
 
 def _is_of_a_test(connection: Any) -> bool:
-    """Django's TestCase puts each test into a block of its own; Django, too, looks through that one."""
+    """Return whether the block belongs to Django's TestCase, which Django itself ignores in this check, too."""
     return bool(connection.atomic_blocks and getattr(connection.atomic_blocks[-1], "_from_testcase", False))

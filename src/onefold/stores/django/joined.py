@@ -1,4 +1,4 @@
-"""Django: inside the block of `transaction.atomic()` in which a connection is."""
+"""Django: inside a caller's block of `transaction.atomic()`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import JoinedRecords
 from onefold.stores.sql.orm import send_finding
 from onefold.stores.sqlite import orm as sqlite
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 
 
-def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRecords:
-    """The store that works inside this connection's transaction. Its first operation says where there is none."""
+def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> JoinedRecords:
+    """Return the store that works inside this connection's transaction. Its first operation checks for one."""
     from django.db import connections
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     if is_async:
         raise UsageError(
-            "within(Django's connection): Django has no async transactions, so that an AsyncGuard cannot join one. "
+            "within(Django's connection): Django has no async transactions, so an AsyncGuard cannot join one. "
             "Nothing ran. Use a Guard, in sync code"
         )
-    # `django.db.connection` stands for whichever connection the thread has.
+    # `django.db.connection` is a proxy for the thread's connection.
     wrapper = connection if isinstance(connection, BaseDatabaseWrapper) else connections[connection.alias]
     database = database_of(wrapper)
     if record is None:
@@ -36,12 +36,12 @@ def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRec
     return JoinedRecords(database._replace(sql=rows), conn)
 
 
-# Where the tables were found.
+# The databases where the tables were found.
 _found: set[DatabaseId] = set()
 
 
 class CallersConnection(InsideConnection):
-    """What is sent joins the caller's transaction; the first one finds the tables, or makes them."""
+    """A connection in the caller's transaction; its first statement finds or creates the tables."""
 
     _sent = False
 

@@ -1,4 +1,4 @@
-"""What Django's database backends are to us: how they are sent our statements, and where their connections stand."""
+"""Django's database backends: how to send our statements, and how to read a connection's transaction status."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from onefold.stores.sqlite import orm as sqlite
 
 
 class Vendor(NamedTuple):
-    """What we have to know of the database behind a connection of Django's."""
+    """The properties of the database behind a Django connection."""
 
     sql: Dialect
     send: Callable[[Any, SqlRequest], Reply]
-    # Where a connection of the driver's stands, as far as is known without asking the server.
+    # The status of a driver's connection, as far as is known without asking the server.
     transaction_status: Callable[[Any], TransactionStatus]
     classify: Callable[[BaseException], ErrorInfo | None]
     # Whether the server still answers, where `transaction_status` does not show it after an error.
     is_alive: Callable[[Any], bool] = bool
-    # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
+    # Whether a reply was left unread, and whether that is possible after an exception that no driver raised.
     is_torn: Callable[[Any], bool] = lambda _found: False
     may_be_torn: Callable[[Any], bool] = lambda _found: False
-    # Whether what was read after the end of a transaction is the answer to something before it.
+    # Whether the reply read after the end of a transaction belongs to an earlier statement.
     is_behind: Callable[..., bool] = lambda _found, **_expected: False
-    # How a transaction begins that is written by hand.
+    # Begins a transaction by hand.
     begin: str = "BEGIN"
     # See `Database`.
     lock: str | None = None
     unlock: str | None = None
-    # Whether the tables are made on the caller's own connection, in its transaction.
+    # Whether the tables are created on the caller's own connection, in its transaction.
     makes_tables_inside: bool = False
 
 
-# A database of the settings.
+# Identifies a database of the settings.
 DatabaseId = tuple[Any, ...]
 
 
@@ -48,11 +48,11 @@ def database_id_of(connection: Any) -> DatabaseId:
 
 
 def vendor_of(connection: Any) -> Vendor:
-    """The database behind this connection."""
+    """Return the database behind this connection."""
     known = VENDORS.get(connection.vendor)
     if known is None:
         raise UsageError(
-            f"the database {connection.alias!r} is {connection.display_name}, and that is not known here. Known are: "
+            f"the database {connection.alias!r} is {connection.display_name}, which is not known here. Known: "
             f"{', '.join(sorted(VENDORS))}"
         )
     return known._replace(sql=_mysql_sql(connection)) if known is MYSQL else known
@@ -118,7 +118,7 @@ MYSQL: Final = Vendor(
     unlock=mysql.UNLOCK,
 )
 
-# Which server it is shows with the first connection.
+# The server's version is known after the first connection.
 _mysql_versions: dict[DatabaseId, str] = {}
 
 

@@ -1,7 +1,7 @@
 """DynamoDB: one item for each record, conditional writes, consistent reads.
 
 The clock is DynamoDB's own, from the `Date` of its replies; the machine's time of day is never used. An expired record
-is free at once, and is removed by DynamoDB later (time to live). It never hides a failure: errors of DynamoDB become
+is free at once, and is removed by DynamoDB later (time to live). A failure is never hidden: errors of DynamoDB become
 `StoreUnavailable`, and nothing runs unclaimed.
 """
 
@@ -113,14 +113,14 @@ class DynamoDBStore(_Table):
         return self._take(self._records.browse(query, limit))
 
     def facts(self) -> dict[str, Any]:
-        """Return what DynamoDB reports about the table, which is looked up, and never created."""
+        """Return the facts that DynamoDB reports about the table; the table is looked up, and never created."""
         from onefold.stores.dynamodb.facts import facts_of
 
         return self._take(facts_of(self._records))
 
     @property
     def auto_schema(self) -> bool:
-        """Whether a missing table is created on first use."""
+        """Return whether a missing table is created on first use."""
         return self._records.auto_schema
 
     @auto_schema.setter
@@ -143,7 +143,7 @@ class DynamoDBStore(_Table):
         """Perform the steps of an operation, one after the other."""
         try:
             client = self._clients.get()
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+        except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             self._records.raise_as_text(error)
         return run(steps, Sender(self._records, client))
 
@@ -176,7 +176,7 @@ class AsyncDynamoDBStore(_Table):
         return await self._take(self._records.claim(entry, replacing))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        # Without notes it is the heartbeat that asks.
+        # A call without notes comes from the heartbeat.
         return await self._take(self._records.extend(claim, notes), self._renewing if notes is None else None)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
@@ -194,6 +194,12 @@ class AsyncDynamoDBStore(_Table):
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._take(self._records.browse(query, limit))
 
+    async def facts(self) -> dict[str, Any]:
+        """Return the facts that DynamoDB reports about the table; the table is looked up, and never created."""
+        from onefold.stores.dynamodb.facts import facts_of
+
+        return await self._take(facts_of(self._records))
+
     async def now(self) -> Now:
         """Return DynamoDB's time, as far as it is known; ask if nothing is known yet."""
         return await self._take(self._records.now())
@@ -204,10 +210,10 @@ class AsyncDynamoDBStore(_Table):
         await self._clients.aclose()
 
     async def _reserve(self) -> None:
-        """Create the client for renewals. Without it no claim is made: nobody could keep it alive."""
+        """Create the client for renewals. Without it no claim is made: nothing could keep it alive."""
         try:
             await self._renewing.get()
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+        except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             with unsent():
                 self._records.raise_as_text(error)
 
@@ -215,13 +221,13 @@ class AsyncDynamoDBStore(_Table):
         """Perform the steps of an operation, one after the other."""
         try:
             client = await (clients or self._clients).get()
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+        except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             self._records.raise_as_text(error)
         return await run_async(steps, AsyncSender(self._records, client))
 
 
 class Sender(NamedTuple):
-    """Performs the steps of an operation by one client."""
+    """Performs the steps of an operation on one client."""
 
     records: Records
     client: Any
@@ -232,7 +238,7 @@ class Sender(NamedTuple):
         sent = self.records.clock.ticks()
         try:
             reply = getattr(self.client, step.action)(**step.parameters)
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+        except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             return self.records.failed(error, sent)
         return self.records.heard(reply, sent)
 
@@ -248,7 +254,7 @@ class AsyncSender(Sender):
         sent = self.records.clock.ticks()
         try:
             reply = await getattr(self.client, step.action)(**step.parameters)
-        except Exception as error:  # noqa: BLE001 - what is not about DynamoDB is raised again as it is
+        except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             return self.records.failed(error, sent)
         return self.records.heard(reply, sent)
 
@@ -263,6 +269,14 @@ def open_async_store(url: str) -> AsyncDynamoDBStore:
     """Open a store for an `AsyncGuard`."""
     table, options = _parsed(url)
     return AsyncDynamoDBStore(table, **options)
+
+
+def check_url(url: str, *, is_async: bool) -> None:  # noqa: ARG001 - the same for both
+    """Raise `UsageError` for a URL or an option that is wrong. No client library is imported."""
+    table, options = _parsed(url)
+    region, endpoint_url, profile = (options.get(name) for name in ("region", "endpoint_url", "profile"))
+    _settings(region, endpoint_url, profile, options.get("timeout", TIMEOUT))
+    _records(table, None, auto_schema=False)
 
 
 def adopt(client: Any, *, is_async: bool) -> DynamoDBStore | AsyncDynamoDBStore:
@@ -285,7 +299,7 @@ def apply_schema(url: str) -> list[str]:
     store = open_store(url)
     try:
         done = store._take(schema.apply(store._records))
-        # Whether it is a table that we can use.
+        # Check that the table is usable.
         store.now()
     finally:
         store.close()
@@ -296,11 +310,11 @@ OPTIONS: Final = ("region", "endpoint_url", "profile", "timeout", "auto_schema")
 
 
 def _parsed(url: str) -> tuple[str | None, dict[str, Any]]:
-    # The URL itself is never shown: somebody may have written a secret into it.
+    # The URL itself is never shown: it may contain a secret.
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise UsageError(
-            "dynamodb://: credentials do not belong into the URL. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "dynamodb://: credentials do not belong in the URL. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             "name a profile with ?profile="
         )
     if parts.path not in ("", "/") or parts.fragment:
@@ -313,7 +327,7 @@ def _parsed(url: str) -> tuple[str | None, dict[str, Any]]:
 
 def _settings(region: str | None, endpoint_url: str | None, profile: str | None, timeout: Duration) -> Settings:
     if endpoint_url is not None and not _is_endpoint(endpoint_url):
-        # It is not shown: somebody may have written a secret into it.
+        # It is not shown: it may contain a secret.
         raise UsageError("endpoint_url= has to be a URL such as http://127.0.0.1:8000, without credentials")
     return Settings(region, endpoint_url, profile, finite(positive(timeout, "timeout"), "timeout"))
 
@@ -323,7 +337,7 @@ def _is_endpoint(url: str) -> bool:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        # No host, or no port, can be written like this.
+        # The host or the port is malformed.
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
@@ -331,7 +345,9 @@ def _is_endpoint(url: str) -> bool:
 def _records(table: str | None, clock: Callable[[], float] | None, *, auto_schema: bool) -> Records:
     name = TABLE if table is None else table
     if not TABLE_NAME.fullmatch(name):
-        raise UsageError(f"table={name!r} has to have 3 to 255 letters, digits, or any of _ . -")
+        # After a colon it may be a secret whose @ is missing.
+        shown = f"{name.partition(':')[0]}:***" if ":" in name else name
+        raise UsageError(f"table={shown!r} has to have 3 to 255 letters, digits, or any of _ . -")
     return Records(
         name,
         DateClock() if clock is None else GivenClock(clock),

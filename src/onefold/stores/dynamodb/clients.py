@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from onefold._checks import not_installed
 from onefold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class OwnClients:
 
     def get(self) -> Any:
         if self._pid != os.getpid():
-            # The parent's sockets stay the parent's, and its lock may have been held by a thread that is not here.
+            # The parent's sockets stay the parent's, and its lock may be held by a thread that does not exist here.
             self._client = None
             self._reset()
         if self._client is None:
@@ -95,8 +96,16 @@ class OwnAsyncClients:
         loop = get_running_loop()
         home = self._homes.get(loop)
         if home is None:
+            self._forget_closed()
             home = self._homes[loop] = _Home(self._make)
         return await home.get()
+
+    def _forget_closed(self) -> None:
+        """Forget loops that were closed: what lives in one knows it, and would keep it and its client forever."""
+        for found in self._homes.keyrefs():
+            loop = found()
+            if loop is not None and loop.is_closed():
+                self._homes.pop(loop, None)
 
     async def aclose(self) -> None:
         from asyncio import get_running_loop
@@ -126,7 +135,7 @@ class _Home:
         return self._client
 
     async def _live(self) -> AsyncIterator[Any]:
-        # A loop that ends closes its generators: so the client is closed in its own loop, without being asked to.
+        # A loop that ends closes its async generators: so the client is closed in its own loop, automatically.
         async with self._make() as client:
             yield client
 
@@ -221,7 +230,7 @@ def check_sync_or_async(client: Any, *, is_async: bool) -> None:
 
 
 def brought(client: Any, settings: Settings) -> tuple[Clients, str | None]:
-    """Return the clients from what the caller has passed, and the name of the table if that says it."""
+    """Return the clients for the caller's object, and the name of the table if the object has one."""
     check_sync_or_async(client, is_async=False)
     if _is_session(client):
         make = getattr(client, "create_client", None) or client.client
@@ -244,9 +253,9 @@ def brought_async(client: Any, settings: Settings) -> tuple[AsyncClients, str | 
 
 
 def for_renewals(client: Any, settings: Settings) -> AsyncClients:
-    """Return clients on which claims are renewed: handlers may hold every connection of the one that they share.
+    """Return the clients for renewing claims: handlers may use every connection of the shared one.
 
-    A sync client needs none: when its connections are all in use, botocore opens another.
+    A sync client needs none: if its connections are all in use, botocore opens another.
     """
     if client is None:
         return own_async(settings)
@@ -254,9 +263,9 @@ def for_renewals(client: Any, settings: Settings) -> AsyncClients:
 
 
 def _like(client: Any) -> AbstractAsyncContextManager[Any]:
-    """Return a client with the settings and the credentials of this one, and with its own connections."""
+    """Return a client with the settings and credentials of this one, but with its own connections."""
     session = _imported("aiobotocore.session").AioSession()
-    # The object itself: it renews what expires.
+    # The credentials object itself, which refreshes expired ones.
     session._credentials = client._request_signer._credentials
     made: AbstractAsyncContextManager[Any] = session.create_client(
         "dynamodb",
@@ -308,9 +317,7 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"DynamoDB needs the package {module.partition('.')[0]}: pip install 'onefold[dynamodb]'"
-        ) from error
+        raise not_installed(module.partition(".")[0], "dynamodb") from error
 
 
 def _name(client: Any) -> str:

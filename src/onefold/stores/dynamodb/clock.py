@@ -24,7 +24,7 @@ RESOLUTION: Final = 1.0
 # How far the clock of a DynamoDB machine may be off. They are kept within milliseconds; this is for a bad day.
 CLOCK_MARGIN: Final = 1.0
 
-# How much the machine's counter may be too fast or too slow: twice the 500 ppm by which time keeping slews it.
+# How much the machine's counter may be too fast or too slow: twice the 500 ppm by which clock adjustment slews it.
 DRIFT: Final = 0.001
 
 # After this long without a reply the bounds are too wide to be useful, and a reply is requested: by then they have
@@ -56,7 +56,7 @@ class Clock(Protocol):
         """Note the `Date` of a reply to a request that was sent when the counter was `sent`."""
 
     def was_behind(self, now: Now) -> bool:
-        """Return whether replies have since shown a later time than `now`: what was counted from it is too short."""
+        """Return whether replies have since shown a later time than `now`: durations counted from it are too short."""
 
 
 def count_seconds() -> float:
@@ -105,7 +105,7 @@ class DateClock:
         if stamp is None:
             return
         came = self.ticks()
-        # It was stamped after the request was sent, and before the reply came.
+        # It was stamped after the request was sent, and before the reply arrived.
         heard = _Bounds(stamp - CLOCK_MARGIN - came, stamp + RESOLUTION + CLOCK_MARGIN - sent, came)
         with self._mutex:
             self._bounds = heard if self._bounds is None else _closer(self._bounds.grown(came), heard)
@@ -131,7 +131,7 @@ class GivenClock:
         return Now(read, read, read)
 
     def hear(self, date: str | None, sent: float) -> None:
-        """Do nothing: it needs no replies."""
+        """Do nothing: this clock needs no replies."""
 
     def was_behind(self, now: Now) -> bool:  # noqa: ARG002 - it never is
         return False
@@ -140,7 +140,7 @@ class GivenClock:
 def _closer(known: _Bounds, heard: _Bounds) -> _Bounds:
     """Combine both bounds.
 
-    If they contradict each other, the machine slept uncounted, or was copied: the last counts.
+    If they contradict each other, the machine slept uncounted, or was cloned: the latest counts.
     """
     low, high = max(known.low, heard.low), min(known.high, heard.high)
     return _Bounds(low, high, heard.at) if low <= high else heard

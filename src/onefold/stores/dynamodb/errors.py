@@ -1,4 +1,4 @@
-"""Translate the errors of a DynamoDB client to one line that says what happened and what to do.
+"""Translate the errors of a DynamoDB client into one line that says what happened and what to do.
 
 Errors are known by their code or class, never by their text, and their text is not shown: it may contain a key, or an
 access key. The original stays behind the error, as its cause.
@@ -17,7 +17,7 @@ TABLE_IN_USE: Final = "ResourceInUseException"
 INVALID: Final = "ValidationException"
 TOO_MANY_CHANGES: Final = "LimitExceededException"
 
-# Another transaction, or another region, holds the item at this moment.
+# Another transaction, or another region, holds the item at the moment.
 CONFLICTS: Final = frozenset({"TransactionConflictException", "ReplicatedWriteConflictException"})
 
 _CREDENTIALS: Final = (
@@ -25,7 +25,7 @@ _CREDENTIALS: Final = (
     "requests"
 )
 _THROTTLED: Final = "throttles requests. Raise the capacity or the limits of the table, or deliver more slowly"
-_BROKEN: Final = "failed inside. Deliver it again"
+_BROKEN: Final = "had an internal error. Deliver it again"
 
 # Messages for people, by DynamoDB's error code.
 PROBLEMS: Final = {
@@ -48,13 +48,13 @@ PROBLEMS: Final = {
     "InternalServerError": _BROKEN,
     "InternalFailure": _BROKEN,
     "ServiceUnavailable": _BROKEN,
-    "TransactionConflictException": "found a transaction of others on the record, again and again. Deliver it again",
+    "TransactionConflictException": "kept finding another transaction on the record. Deliver it again",
     "ReplicatedWriteConflictException": "found the record being written in another region. Deliver it again",
-    NO_TABLE: "there is no such table any more. Create it with the command `onefold schema`",
-    TOO_MANY_CHANGES: "refuses {action}: too many tables are being made or changed at once. Try again in a minute",
+    NO_TABLE: "there is no such table any more. Create it with the command `onefold schema --store URL --apply`",
+    TOO_MANY_CHANGES: "refuses {action}: too many tables are being created or changed at once. Try again in a minute",
 }
 
-# After these, nothing was sent.
+# For these, nothing was sent.
 UNREACHED: Final = frozenset({"EndpointConnectionError", "ProxyConnectionError", "ConnectTimeoutError"})
 
 # Messages for errors without an answer, by the name of the class.
@@ -62,8 +62,8 @@ UNANSWERED: Final = {
     "NoCredentialsError": "no credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile "
     "with profile=, or give the machine a role",
     "PartialCredentialsError": "the credentials are incomplete: a key without its secret. Set both",
-    "CredentialRetrievalError": "the credentials could not be fetched. Check the profile, the role or the process that "
-    "gives them",
+    "CredentialRetrievalError": "the credentials could not be fetched. Check the profile, the role or the process "
+    "that provides them",
     "TokenRetrievalError": "the sign-on has ended. Run `aws sso login`",
     "SSOTokenLoadError": "the sign-on has ended. Run `aws sso login`",
     "UnauthorizedSSOTokenError": "the sign-on has ended. Run `aws sso login`",
@@ -75,7 +75,7 @@ UNANSWERED: Final = {
     "ConnectionClosedError": "the connection was lost before the answer came. Deliver it again",
 }
 
-# And for mistakes before anything was sent.
+# Messages for mistakes made before anything was sent.
 MISCONFIGURED: Final = {
     "NoRegionError": "no region is known. Name it with region=, or set AWS_DEFAULT_REGION",
     "InvalidRegionError": "region= is not the name of a region, such as eu-central-1",
@@ -88,7 +88,7 @@ MISCONFIGURED: Final = {
 
 
 class Problem(NamedTuple):
-    """An answer that is not a success: its code, the existing item if it came along, and the error itself."""
+    """An unsuccessful answer: its code, the existing item if it was returned, and the error itself."""
 
     code: str
     item: dict[str, Any] | None
@@ -122,7 +122,7 @@ def refused(problem: Problem, action: str, table: str) -> StoreUnavailable:
 
 
 def unanswered(error: Exception, table: str) -> OnefoldError | None:
-    """Return the error for a missing answer; None if it is not about a client."""
+    """Return the error for a missing answer; None if the error does not come from a client."""
     for kind in type(error).__mro__:
         name = kind.__name__
         if name in MISCONFIGURED:
@@ -138,8 +138,8 @@ def unanswered(error: Exception, table: str) -> OnefoldError | None:
 
 def of_something_else(table: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{label(table)}: this is a table of something else, because its key is not the text `address` alone. "
-        "Name another table"
+        f"{label(table)}: this table belongs to something else: its key is not the string `address` alone. Name "
+        "another table"
     )
 
 

@@ -1,4 +1,4 @@
-"""Collect what DynamoDB reports about a table, without a judgement. Nothing is created, and no item is read."""
+"""Collect the facts that DynamoDB reports about a table, without judgement. Nothing is created, and no item is read."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ REFUSALS: Final = (
 
 
 def facts_of(records: Records) -> Steps[dict[str, Any]]:
-    """Return the facts of the table; `table` is None if there is none."""
+    """Return the facts of the table; if there is none, `table` is None and its version 0."""
     asked = time.time()
     described = yield from _told(records, "describe_table", NO_TABLE)
     answered = time.time()
     clock = _clock(records, asked, answered)
     found: dict[str, Any] = {"kind": "dynamodb", "auto_schema": records.auto_schema, "clock": clock}
     if isinstance(described, Problem):
-        return found | {"table": None}
+        return found | {"table": None, "version": 0}
     found["table"] = described if isinstance(described, Untold) else described["Table"]
+    found["table_bytes"] = described if isinstance(described, Untold) else described["Table"].get("TableSizeBytes")
     lives = yield from _told(records, "describe_time_to_live")
     found["time_to_live"] = lives if isinstance(lives, Untold) else lives.get("TimeToLiveDescription", {})
     backups = yield from _told(records, "describe_continuous_backups")

@@ -12,6 +12,9 @@ import math
 import re
 from typing import Any, Final, NamedTuple
 
+from msgspec import NODEFAULT
+from msgspec.structs import fields
+
 from onefold._model import Address, Claim, Ending, Entry, Record, Released, State
 from onefold.stores.base import Query
 from onefold.stores.dynamodb.clock import Now
@@ -19,7 +22,7 @@ from onefold.stores.dynamodb.clock import Now
 Item = dict[str, dict[str, Any]]
 Parameters = dict[str, Any]
 
-# The item that holds the version of the others; if absent, they have the first. No address can be written like this.
+# The item that holds the version of the others; if absent, they are of the first. No address has this form.
 VERSION_KEY: Final = "onefold schema"
 
 # The version of the items that this code writes. A newer one whose `usable_from` is not above it is usable too.
@@ -34,10 +37,16 @@ ITEM_RESERVE: Final = 4_096
 # More than three hundred years is forever: a larger number of seconds is not a valid time.
 TTL_MAX: Final = 1e10
 
+# The fields of a record that are left out at their default, whatever it is made of.
+OPTIONAL: Final = {field.name: field.default for field in fields(Record) if field.default is not NODEFAULT}
+
+# DynamoDB's kinds of attributes, and our types.
+KINDS: Final[dict[str, type]] = {"BOOL": bool, "N": int, "S": str, "B": bytes}
+
 FREE: Final = "attribute_not_exists(#address) OR #expires <= :now"
 OVER: Final = "#expires <= :now"
 ALIVE: Final = "(attribute_not_exists(#expires) OR #expires > :now)"
-# Even if it is expired: as long as nobody else has taken it, the record is its owner's.
+# Even if expired: as long as no other delivery has taken it, the record is its owner's.
 OURS: Final = "#token = :token"
 # Neither token nor revision alone would be enough.
 STILL: Final = "#token = :seen_token AND #revision = :seen_revision"
@@ -90,7 +99,7 @@ class Requests:
         return self._change(claim, changes, now, state=State.RUNNING, notes=notes)
 
     def note(self, claim: Claim, notes: bytes, now: Now) -> Request:
-        """Keep the notes of a held record, and nothing else: a late heartbeat must not give it an end."""
+        """Keep the notes of a held record, and nothing else: a late heartbeat must not make it expire."""
         return self._change(claim, {"notes": _bytes(notes)}, now, state=State.HELD, notes=notes)
 
     def finish(self, claim: Claim, ending: Ending, now: Now) -> Request:
@@ -98,10 +107,7 @@ class Requests:
             "state": {"S": ending.state.value},
             "lease_until": None,
             "expires": _end(ending.ttl, now),
-            "notes": _bytes(ending.notes),
-            "result": _bytes(ending.result),
-            "omitted": {"BOOL": True} if ending.omitted else None,
-            "remark": _text(ending.remark),
+            **_attributes(ending),
         }
         return self._change(claim, changes, now)
 
@@ -111,8 +117,7 @@ class Requests:
             "lease_until": None,
             "expires": _end(released.ttl, now),
             "attempt": _number(released.attempt),
-            "notes": _bytes(released.notes),
-            "remark": _text(released.remark),
+            **_attributes(released),
         }
         return self._change(claim, changes, now)
 
@@ -148,7 +153,7 @@ class Requests:
     ) -> Request:
         """Write under a token that is still the record's. None removes an attribute.
 
-        With `notes`, only if those of the record are not longer: a log only grows, and a late one is older.
+        With `notes`, only if the record's are not longer: a log only grows, so a shorter one is outdated.
         """
         sets = {"changed": _moment(now.earliest)} | {
             name: value for name, value in changes.items() if value is not None
@@ -203,25 +208,20 @@ def item_of(entry: Entry, revision: int, now: Now) -> Item:
         "address": {"S": text_of(entry.address)},
         "state": {"S": entry.state.value},
         "attempt": _number(entry.attempt),
-        # An age counts against the memory of a system downstream: rather too old than too young.
+        # The age is compared with a downstream system's memory: rather too old than too young.
         "began": _moment(now.earliest - entry.age),
         "changed": _moment(now.earliest),
         "lease_until": _until(now.latest + entry.lease) if entry.lease > 0 else None,
         "expires": _end(entry.ttl, now),
-        "bypasses": _number(entry.bypasses) if entry.bypasses else None,
-        "remark": _text(entry.remark),
         "revision": _number(revision),
         "token": _bytes(entry.token),
-        "fingerprint": _bytes(entry.fingerprint),
-        "notes": _bytes(entry.notes),
-        "omitted": {"BOOL": True} if entry.omitted else None,
-        "result": _bytes(entry.result),
+        **_attributes(entry),
     }
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 def record_of(item: Item, now: Now) -> Record:
-    """Return the record of an item, with what is left of it now: rather more than less of a lease and a TTL."""
+    """Return the record of an item and its remaining times: rather too much of a lease and a TTL than too little."""
     return Record(
         address=address_of(item["address"]["S"]),
         token=item["token"]["B"],
@@ -231,12 +231,7 @@ def record_of(item: Item, now: Now) -> Record:
         lease_left=float(item["lease_until"]["N"]) - now.earliest if "lease_until" in item else 0.0,
         ttl_left=float(item["expires"]["N"]) - now.earliest if "expires" in item else math.inf,
         age=now.latest - float(item["began"]["N"]),
-        bypasses=int(item.get("bypasses", {"N": "0"})["N"]),
-        fingerprint=_value(item, "fingerprint", "B"),
-        notes=_value(item, "notes", "B"),
-        result=_value(item, "result", "B"),
-        omitted="omitted" in item,
-        remark=_value(item, "remark", "S") or "",
+        **{name: _value(item[name]) for name in OPTIONAL if name in item},
     )
 
 
@@ -249,7 +244,7 @@ def matches(record: Record, query: Query) -> bool:
 
 
 def too_large(*parts: bytes | str | None) -> int:
-    """Return by how many bytes result, notes and remark exceed what an item can hold; zero if they fit."""
+    """Return by how many bytes result, notes and remark exceed the limit of an item; zero if they fit."""
     size = sum(len(part.encode() if isinstance(part, str) else part) for part in parts if part is not None)
     return max(size - (ITEM_MAX - ITEM_RESERVE), 0)
 
@@ -264,7 +259,7 @@ def _names(*expressions: str) -> dict[str, str]:
 
 
 def _end(ttl: float, now: Now) -> dict[str, str] | None:
-    # In whole seconds, because time to live reads no others; rounded up, because nothing may end too early.
+    # In whole seconds, the only form that time to live reads; rounded up, because nothing may end too early.
     return None if ttl > TTL_MAX else {"N": str(math.ceil(now.latest + ttl))}
 
 
@@ -281,13 +276,22 @@ def _number(number: int) -> dict[str, str]:
     return {"N": str(number)}
 
 
-def _text(text: str) -> dict[str, str] | None:
-    return {"S": text} if text else None
+def _bytes(content: bytes) -> dict[str, Any]:
+    return {"B": content}
 
 
-def _bytes(content: bytes | None) -> Any:
-    return None if content is None else {"B": content}
+def _attributes(written: Entry | Ending | Released) -> dict[str, Any]:
+    """Return the optional fields that this writes, as attributes. One at its default is None: it has no attribute."""
+    values = {name: getattr(written, name) for name in OPTIONAL if name in written.__struct_fields__}
+    return {name: None if value == OPTIONAL[name] else _attribute(value) for name, value in values.items()}
 
 
-def _value(item: Item, name: str, kind: str) -> Any:
-    return item[name][kind] if name in item else None
+def _attribute(value: Any) -> dict[str, Any]:
+    # The kind of the first that fits: a flag is a number, too.
+    kind = next(kind for kind, form in KINDS.items() if isinstance(value, form))
+    return {kind: str(value) if kind == "N" else value}
+
+
+def _value(attribute: dict[str, Any]) -> Any:
+    ((kind, value),) = attribute.items()
+    return KINDS[kind](value)

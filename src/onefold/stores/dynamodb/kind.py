@@ -1,4 +1,4 @@
-"""What DynamoDB is to those who know no store."""
+"""DynamoDB's description, for modules that know no store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from onefold.stores.dynamodb.records import LEASE_MIN
 from onefold.stores.identity import Identity
 from onefold.stores.kinds import StoreKind
 
-# That of a URL without one.
+# The table of a URL without one.
 TABLE: Final = "onefold_records"
 
 
 def identity(_url: str, parts: SplitResult, options: dict[str, str]) -> Identity:
     server = frozenset({options["endpoint_url"].lower().rstrip("/")} if "endpoint_url" in options else ())
-    # Capitals count in the name of a table.
+    # Table names are case-sensitive.
     table = f"{parts.netloc}{parts.path}".rstrip("/") or TABLE
     return Identity("dynamodb", server, table, region=options.get("region"))
 

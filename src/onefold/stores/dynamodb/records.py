@@ -1,7 +1,7 @@
 """The operations of a store, for sync and async: generators that yield requests, and read the answers. No I/O.
 
-A generator yields a `Request` and is sent the reply, or a `Problem`; or a `Pause`, which is waited out. Every write is
-conditional on what it found or owns; every read is consistent.
+A generator yields a `Request` and is sent the reply, or a `Problem`; or it yields a `Pause`, to be waited out. Every
+write is conditional on what it found or owns; every read is consistent.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from onefold.stores.dynamodb.items import (
 T = TypeVar("T")
 W = TypeVar("W", Entry, Ending)
 
-# The clock is known to a second or two: that would be most of a shorter lease.
+# The clock is known to a second or two, which would be most of a shorter lease.
 LEASE_MIN: Final = 10.0
 
 # A foreign transaction takes some ten milliseconds. In total less than a second: a handler may be waiting.
 CONFLICT_PAUSES: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
-# A write by a clock that turns out to be behind is repeated; the second one is by the reply to the first.
+# A write by a clock that turns out to be behind is repeated, by the reply to the first.
 ROUNDS_MAX: Final = 4
 
 
@@ -76,22 +76,21 @@ class Records:
 
     @property
     def auto_schema(self) -> bool:
-        """Whether a missing table is created."""
+        """Return whether a missing table is created."""
         return self.create is not None
 
     def exists(self) -> Steps[bool]:
-        """Return whether there is a table of this name, ours or another's; reading it shows whose it is."""
+        """Return whether there is a table of this name, ours or not; reading it shows whose it is."""
         answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
         return not (isinstance(answer, Problem) and answer.code == NO_TABLE)
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> Steps[Record | Gone | None]:
-        # A lease of zero is already over: the record of a run that was abandoned elsewhere, and is moved here.
+        # A lease of zero is already over: an abandoned run's record, copied from another store.
         if entry.state is State.RUNNING and entry.lease > 0:
             _check_lease(entry.lease, entry.address)
         entry = fitting(entry, entry.address)
         still = None if replacing is None else (replacing.token, replacing.revision)
-        borrowed = replacing is not None and replacing.token == entry.token
-        revision = replacing.revision + 1 if replacing is not None and borrowed else 1
+        revision = entry.revision_after(replacing)
         for _ in range(ROUNDS_MAX):
             now = yield from self.now()
             answer = yield from self.ask(self._requests.claim(entry, revision, now, still=still), REFUSED)
@@ -104,16 +103,16 @@ class Records:
                     still, revision = None, 1
                     continue
                 found = record_of(answer.item, self.clock.now())
-                if found.token != entry.token or borrowed:
+                if not entry.is_own(found.token, replacing):
                     return found
             if not self.clock.was_behind(now):
                 return None
-            # Its lease may look over to others. A new revision refuses anyone who saw it so.
+            # To others its lease may look over. A new revision refuses a take-over that saw it so.
             still, revision = (entry.token, revision), revision + 1
         raise self._jumping()
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> Steps[bool]:
-        # A lease of zero ends it, for the next delivery.
+        # A lease of zero ends the claim, for the next delivery.
         if claim.lease > 0:
             _check_lease(claim.lease, claim.address)
         _check_fit(claim.address, notes)
@@ -151,7 +150,7 @@ class Records:
         return self._alive(answer.get("Item"))
 
     def purge(self, limit: int) -> Steps[int]:
-        """Read the whole table, part by part, until enough is found."""
+        """Scan the whole table, page by page, until enough is removed."""
         removed = 0
         after: Item | None = None
         while removed < limit:
@@ -166,7 +165,7 @@ class Records:
         return removed
 
     def browse(self, query: Query, limit: int) -> Steps[list[Record]]:
-        """Read the whole table, unless the query names one address, and keep at most `limit` of it."""
+        """Scan the whole table, unless the query names one address, and keep at most `limit` of it."""
         if limit <= 0:
             return []
         if query.scope is not None and query.operation is not None and query.key is not None:
@@ -182,13 +181,13 @@ class Records:
                 return chosen
 
     def now(self) -> Steps[Now]:
-        """Return the time. The first caller also makes sure of the table, in the same round trip."""
+        """Return the time. The first caller also finds the table, in the same round trip."""
         if not self._found or not self.clock.is_fresh:
             yield from self._open()
         return self.clock.now()
 
     def ask(self, request: Request, *expected: str) -> Steps[Any]:
-        """Return the reply, or the `Problem` if it has an expected code. Conflicts with transactions are waited out."""
+        """Return the reply, or the `Problem` if its code is expected. Wait out conflicts with transactions."""
         for pause in (*CONFLICT_PAUSES, None):
             answer = yield request
             if not isinstance(answer, Problem) or answer.code in expected:
@@ -207,7 +206,7 @@ class Records:
         return reply
 
     def failed(self, error: Exception, sent: float) -> Problem:
-        """Return the answer in the error; an error without an answer is translated and raised."""
+        """Return the answer in an error; translate and raise an error without one."""
         problem = problem_of(error)
         if problem is None:
             self.raise_as_text(error)
@@ -215,20 +214,20 @@ class Records:
         return problem
 
     def raise_as_text(self, error: Exception) -> NoReturn:
-        """Raise the translated error; unchanged if it is not about DynamoDB."""
+        """Raise the translated error; raise it unchanged if it is not about DynamoDB."""
         told = None if isinstance(error, OnefoldError) else unanswered(error, self.table)
         if told is None:
             raise error
         raise told from error
 
     def _open(self) -> Steps[None]:
-        """Find the table, and the time."""
+        """Find the table, and learn the time."""
         answer = yield from self.ask(self._requests.version(), NO_TABLE, INVALID)
         if isinstance(answer, Problem) and answer.code == NO_TABLE:
             if self.create is None:
                 raise StoreUnavailable(
                     f"{label(self.table)}: there is no such table, and auto_schema=False. "
-                    "Create it with the command `onefold schema`"
+                    "Create it with the command `onefold schema --store URL --apply`"
                 ) from answer.error
             yield from self.create(self)
             answer = yield from self.ask(self._requests.version(), INVALID)
@@ -237,7 +236,7 @@ class Records:
         self._check_version(answer.get("Item"))
         if not self.clock.is_fresh:
             raise StoreUnavailable(
-                f"{label(self.table)}: the replies have no Date, and without it there is no clock. "
+                f"{label(self.table)}: the replies have no Date, without which there is no clock. "
                 "Check what is between this machine and endpoint_url="
             )
         self._found = True
@@ -245,12 +244,12 @@ class Records:
     def _check_version(self, item: Item | None) -> None:
         if item is not None and int(item["usable_from"]["N"]) > VERSION:
             raise StoreUnavailable(
-                f"{label(self.table)}: its records are of version {item['version']['N']}, and this Onefold knows "
-                f"version {VERSION}. Upgrade Onefold"
+                f"{label(self.table)}: its records are of version {item['version']['N']}, but this Onefold only "
+                f"knows version {VERSION}. Upgrade Onefold"
             )
 
     def _write(self, request: Callable[[Now], Request]) -> Steps[Problem | None]:
-        """Send a write that may be repeated; if the clock was behind, it is. Return why it was refused."""
+        """Send a repeatable write, again if the clock was behind. Return why it was refused, or None."""
         for _ in range(ROUNDS_MAX):
             now = yield from self.now()
             answer = yield from self.ask(request(now), REFUSED)
@@ -268,7 +267,7 @@ class Records:
 
     def _too_old(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{label(self.table)}: a refused write came back without the item in the way. "
+            f"{label(self.table)}: a refused write came back without the existing item. "
             "The endpoint is too old, or is not DynamoDB"
         )
 
@@ -279,7 +278,7 @@ class Records:
         return record.token == claim.token and record.state is State.HELD
 
     def _has_longer(self, problem: Problem, claim: Claim, notes: bytes) -> bool:
-        """Return whether the record is ours, and has more than these notes, which came late."""
+        """Return whether the record is ours and has longer notes than these, which are outdated."""
         if problem.item is None:
             return False
         record = record_of(problem.item, self.clock.now())
@@ -301,7 +300,7 @@ class Records:
 
 
 def fitting(written: W, address: Address) -> W:
-    """Return the entry or ending, without its result if the item would be too large: what happened has happened."""
+    """Return the entry or ending, without its result if the item would be too large: the effect has happened."""
     if written.result is None or not too_large(written.result, written.notes, written.remark):
         _check_fit(address, written.notes, written.remark)
         return written
@@ -322,7 +321,7 @@ def _check_lease(lease: float, address: Address) -> None:
     if lease < LEASE_MIN:
         raise UsageError(
             f"{address.operation} [key {address.digest}]: a lease of {as_text(lease)} is too short for DynamoDB, "
-            f"whose clock is known to a second or two. Nothing ran. The least is lease={as_text(LEASE_MIN)!r}"
+            f"whose clock is known to within a second or two. Nothing ran. The minimum is lease={as_text(LEASE_MIN)!r}"
         )
 
 

@@ -1,7 +1,7 @@
 """Describe and create the table. No I/O.
 
-One key, a string; on-demand billing; and time to live on `expires`, by which DynamoDB removes expired items. It is
-never created twice: of two processes that start together the second finds it being created, and waits.
+One key, a string; on-demand billing; and time to live on `expires`, by which DynamoDB removes expired items. The table
+is never created twice: of two processes that start together the second finds it being created, and waits.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def create(records: Records) -> Steps[None]:
 
 
 def apply(records: Records) -> Steps[list[str]]:
-    """Create the table if it does not exist, and say what was done."""
+    """Create the table if it does not exist, and return what was done."""
     table = records.table
     made = yield from records.ask(Request("create_table", properties(table)), TABLE_IN_USE, DENIED)
     if isinstance(made, Problem) and made.code == DENIED:
         raise StoreUnavailable(
             f"{label(table)}: there is no such table, and the role may not create it (dynamodb:CreateTable). "
-            "Create it with the command `onefold schema`"
+            "Create it with the command `onefold schema --store URL --apply`"
         ) from made.error
     yield from _wait_until_active(records)
     is_new = not isinstance(made, Problem)
@@ -73,7 +73,7 @@ def apply(records: Records) -> Steps[list[str]]:
 def _wait_until_active(records: Records) -> Steps[None]:
     for _ in range(TABLE_ROUNDS_MAX):
         found = yield from records.ask(Request("describe_table", {"TableName": records.table}), NO_TABLE)
-        # Right after it was created, a table may still be unknown here and there.
+        # Right after its creation, some servers may not know the table yet.
         if not isinstance(found, Problem) and found["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
             _check_ours(found["Table"])
             return
@@ -92,7 +92,7 @@ def _check_ours(found: dict[str, Any]) -> None:
 
 
 def _turn_on_time_to_live(records: Records) -> Steps[bool]:
-    """Turn on time to live. True: it was turned on here. Another process may have been quicker."""
+    """Turn on time to live. Return whether this call did it: another process may have been faster."""
     if (yield from _lives(records)):
         return False
     request = Request("update_time_to_live", {"TableName": records.table, "TimeToLiveSpecification": TIME_TO_LIVE})
@@ -102,7 +102,7 @@ def _turn_on_time_to_live(records: Records) -> Steps[bool]:
     if (yield from _lives(records)):
         return False
     raise StoreUnavailable(
-        f"{label(records.table)}: time to live could not be turned on ({answer.code}), so that expired records "
+        f"{label(records.table)}: time to live could not be turned on ({answer.code}), so expired records "
         "would pile up. Turn it on for the attribute `expires`"
     ) from answer.error
 

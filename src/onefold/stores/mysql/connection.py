@@ -1,18 +1,19 @@
-"""What connections of PyMySQL and asyncmy have in common: our adapters around them, and connections of our own.
+"""The common part of PyMySQL and asyncmy: our adapters around their connections, and connections of our own.
 
-What is our own is of two kinds. Operations of the store are committed at once, on connections that nobody else ever
-sees. Transactions have autocommit off, so that BEGIN needs no message, and their connections are handed to handlers.
+Our own connections are of two kinds. Operations of the store are committed at once, on connections that nobody else
+sees. Transactions have autocommit off, so that BEGIN needs no message, and their connections are lent to handlers.
 
-Each method returns what it comes to, or on asyncmy the awaitable of it. A driver's module adds how it sends.
+Each method returns its result or, on asyncmy, an awaitable of it. A driver's module adds how to send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from onefold._concurrency.generators import Work
+from onefold._concurrency.generators import Flow
 from onefold.stores.mysql.errors import NO_SAVEPOINT, number_of
 from onefold.stores.mysql.statements.literals import PACKET_SURE, filled, in_one, quoted
 from onefold.stores.mysql.transaction_state import TransactionMonitor
@@ -23,9 +24,11 @@ NET_PACKET_TOO_LARGE: Final = 1153
 
 
 class Watched:
-    """A connection of our own, which remembers an error that has undone its transaction, and refuses to go on."""
+    """A connection of our own. After an error that rolled its transaction back, it refuses to continue."""
 
-    # Call a method of the driver's, and take note of its error.
+    # The class of the MySQL driver's errors, as in `Adapter`.
+    _driver_error: type[Exception]
+    # Calls a method of the driver's inside `_noted`.
     _seen: Callable[..., Any]
 
     def __init__(self, **options: Any) -> None:
@@ -47,15 +50,35 @@ class Watched:
     def rollback(self) -> Any:
         return self._seen(super().rollback)  # type: ignore[misc]
 
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note the driver's error. After any other, which has come between a request and its reply, break off."""
+        try:
+            yield
+        except self._driver_error as error:
+            self.monitor.failed(error)
+            raise
+        except BaseException:
+            # The next request would read that reply.
+            self._break_off()
+            raise
+
+    def _break_off(self) -> None:
+        """Close the connection at once."""
+        raise NotImplementedError
+
 
 class Adapter:
-    """A connection whose transactions are its owner's."""
+    """An adapter around a connection whose transactions belong to its owner."""
 
     connection: Any
-    # The driver of generators, and the module of the driver's exceptions.
-    _run: Callable[[Work[Any]], Any]
-    _errors: Any
-    # In front of our tables; empty: they are where the session is.
+    # The driver of generators.
+    _run: Callable[[Flow[Any]], Any]
+    # Classes of the MySQL driver's errors. Not their module: the attribute `err` of PyMySQL is a second copy of it once
+    # somebody has called `install_as_MySQLdb` and imported `MySQLdb.err`.
+    _driver_error: type[Exception]
+    _operational_error: Callable[..., Exception]
+    # The qualifier of our tables; empty: the session's current database.
     _where = ""
     _packet_max = PACKET_SURE
 
@@ -78,7 +101,7 @@ class Adapter:
         raise NotImplementedError
 
     def _lost(self) -> TransactionStatus | None:
-        """Return how the connection was lost, or closed by hand; None: it is open."""
+        """Return how the connection ended, lost or closed by hand; None: it is open."""
         raise NotImplementedError
 
     def send(self, request: SqlRequest) -> Any:
@@ -87,13 +110,13 @@ class Adapter:
             return self._run(self._send_large(text, rows=request.rows))
         return self._execute(text, rows=request.rows)
 
-    def _send_large(self, text: str, *, rows: bool) -> Work[Reply]:
-        """Sent all the same, a statement that is too large would be answered by a lost connection."""
+    def _send_large(self, text: str, *, rows: bool) -> Flow[Reply]:
+        """Send a large statement if the server accepts its size; otherwise it would drop the connection."""
         limit: Reply = yield partial(self._execute, "SELECT @@max_allowed_packet", rows=True)
         self._packet_max = int(limit.rows[0][0])
         if len(text) >= self._packet_max:
-            raise self._errors.OperationalError(
-                NET_PACKET_TOO_LARGE, f"{len(text)} bytes, and {self._packet_max} are allowed"
+            raise self._operational_error(
+                NET_PACKET_TOO_LARGE, f"{len(text)} bytes, but only {self._packet_max} are allowed"
             )
         reply: Reply = yield partial(self._execute, text, rows=rows)
         return reply
@@ -101,7 +124,7 @@ class Adapter:
     def send_all(self, requests: list[SqlRequest]) -> Any:
         return self._run(self._one_by_one(requests))
 
-    def _one_by_one(self, requests: list[SqlRequest]) -> Work[list[Reply]]:
+    def _one_by_one(self, requests: list[SqlRequest]) -> Flow[list[Reply]]:
         replies = []
         for request in requests:
             replies.append((yield partial(self.send, request)))  # noqa: PERF401 - no comprehension can yield
@@ -122,7 +145,7 @@ class Adapter:
     def spoil(self) -> Any:
         return self._run(self._spoil())
 
-    def _spoil(self) -> Work[None]:
+    def _spoil(self) -> Flow[None]:
         # MySQL has no transaction that refuses to be committed.
         if self.transaction_status() is not TransactionStatus.IDLE:
             self.abandon()
@@ -130,14 +153,14 @@ class Adapter:
 
 
 class OwnAdapter(Adapter):
-    """A connection of our own; where it stands we know best."""
+    """An adapter around a connection of our own, which tracks its transaction itself."""
 
     _begun = False
 
     def begin(self) -> Any:
         return self._run(self._begin())
 
-    def _begin(self) -> Work[None]:
+    def _begin(self) -> Flow[None]:
         yield self.connection.begin
         self._begun = True
 
@@ -147,7 +170,7 @@ class OwnAdapter(Adapter):
     def rollback(self) -> Any:
         return self._run(self._end(self.connection.rollback))
 
-    def _end(self, end: Callable[[], Any]) -> Work[None]:
+    def _end(self, end: Callable[[], Any]) -> Flow[None]:
         yield end
         self._begun = False
 
@@ -157,7 +180,7 @@ class OwnAdapter(Adapter):
         return self._lost() or (TransactionStatus.OPEN if self._begun else TransactionStatus.IDLE)
 
     def send_all(self, requests: list[SqlRequest]) -> Any:
-        """In one message, and in one transaction."""
+        """Send all in one message and in one transaction."""
         if len(requests) == 1:
             return super().send_all(requests)
         text = "; ".join(("BEGIN", *map(filled, requests), "COMMIT"))
@@ -165,10 +188,10 @@ class OwnAdapter(Adapter):
             return super().send_all(requests)
         return self._run(self._send_in_one(text, len(requests)))
 
-    def _send_in_one(self, text: str, count: int) -> Work[list[Reply]]:
+    def _send_in_one(self, text: str, count: int) -> Flow[list[Reply]]:
         try:
             replies: list[Reply] = yield partial(self._execute_all, text)
-        except self._errors.MySQLError as error:
+        except self._driver_error as error:
             self.connection.monitor.failed(error)
             if self.transaction_status() is TransactionStatus.IDLE:
                 yield self.connection.rollback
@@ -177,27 +200,27 @@ class OwnAdapter(Adapter):
 
 
 class TransactionAdapter(OwnAdapter):
-    """For transactions: the first statement begins one. Handlers may go to other databases."""
+    """An adapter for transactions: the first statement begins one. Handlers may switch to other databases."""
 
     def __init__(self, connection: Any, database: str) -> None:
         super().__init__(connection)
         self._where = f"{quoted(database)}."
 
-    def _begin(self) -> Work[None]:
+    def _begin(self) -> Flow[None]:
         self.connection.monitor.begin()
         self._begun = True
         yield from ()
 
     def commit_if(self, check: str) -> Any:
-        """Commit unless the check fails: both in one message."""
+        """Commit unless the check fails, in one message."""
         return self._run(self._commit_if(check))
 
-    def _commit_if(self, check: str) -> Work[None]:
+    def _commit_if(self, check: str) -> Flow[None]:
         try:
             yield partial(self.run, in_one(check, "COMMIT"))
-        except self._errors.MySQLError as error:
+        except self._driver_error as error:
             if number_of(error) == NO_SAVEPOINT:
-                # Nobody knows in which state the handler has left it.
+                # The handler may have left the session in any state.
                 self.connection.monitor.broken = True
             raise
         self._begun = False

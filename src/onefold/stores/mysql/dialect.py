@@ -1,8 +1,8 @@
-"""MySQL's and MariaDB's dialects: one table, and two ways to find out who has won a claim.
+"""MySQL's and MariaDB's dialects: one table, and two ways to find out who won a claim.
 
-MariaDB tells it with the write itself (RETURNING). MySQL cannot, and the number of rows that its upsert reports depends
-on a flag of the connection, which SQLAlchemy and Django set: so there a plain INSERT is tried, and error 1062 is the
-answer that a record is in the way. Never INSERT IGNORE, which would ignore whatever else is wrong.
+MariaDB reports it with the write itself (RETURNING). MySQL cannot, and the row count of its upsert depends on a flag of
+the connection, which SQLAlchemy and Django set: so a plain INSERT is tried, and error 1062 means that a record is in
+the way. Never INSERT IGNORE, which would ignore all other problems, too.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
@@ -40,7 +40,6 @@ from onefold.stores.sql.records import (
     TABLE,
     WRITTEN,
     Parameters,
-    is_own,
     of_address,
     of_claim,
     of_ending,
@@ -53,11 +52,12 @@ from onefold.stores.sql.statements import ENDED, assigned, settled
 
 if TYPE_CHECKING:
     from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
-    from onefold.transactions import Column
+    from onefold.transactions import RecordColumn
 
-# For people first: who and what on the left, bytes on the right. Times are seconds since 1970. Binary columns compare
-# bytes: `Key`, `KEY` and `key ` are three keys. A greatest length that is not used costs nothing.
+# Ordered for people: who and what on the left, bytes on the right. Times are seconds since 1970. Binary columns compare
+# bytes: `Key`, `KEY` and `key ` are three keys. A large maximum length costs nothing.
 _RECORDS: Final = f"""
 CREATE TABLE IF NOT EXISTS {TABLE} (
     scope VARBINARY({SCOPE_MAX}) NOT NULL,
@@ -82,7 +82,7 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=binary
 """
 
-# One row. Clusters want a primary key in every table.
+# One row. Clusters require a primary key in every table.
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS onefold_schema (
     one TINYINT NOT NULL PRIMARY KEY,
@@ -91,13 +91,13 @@ CREATE TABLE IF NOT EXISTS onefold_schema (
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=binary
 """
 
-# Around the making of the tables. The name is the server's, not the database's: others wait for some milliseconds.
+# Taken while the tables are created. The name is server-wide, not per database: others wait some milliseconds.
 LOCK: Final = "SELECT GET_LOCK('onefold_schema', 30)"
 UNLOCK: Final = "SELECT RELEASE_LOCK('onefold_schema')"
 
 
 class Mysql(Dialect):
-    """MySQL 8, and whatever says that it is one. A new record costs one statement, a duplicate two."""
+    """MySQL 8, and any server that claims to be one. A new record costs one statement, a duplicate two."""
 
     name = "MySQL"
 
@@ -107,7 +107,7 @@ class Mysql(Dialect):
             _SCHEMA,
             "INSERT INTO onefold_schema (one, version, usable_from) VALUES (1, 1, 1) ON DUPLICATE KEY UPDATE one = one",
         ),
-        # Elsewhere it brought a partial index, which MySQL does not have.
+        # On other databases version 2 added a partial index, which MySQL does not have.
         ("UPDATE onefold_schema SET version = 2 WHERE version < 2",),
     )
 
@@ -116,12 +116,11 @@ class Mysql(Dialect):
         f"AND table_name IN ('{TABLE}', 'onefold_schema')"
     )
 
-    # In a caller's transaction a plain read may show an old snapshot. The lock is a shared one, as the refused INSERT
-    # has it already: two duplicates at once that both wanted more would wait for each other.
+    # In a caller's transaction a plain read may show an old snapshot. The lock is a shared one, which the refused
+    # INSERT holds already: two concurrent duplicates that both wanted more would deadlock.
     locking = "LOCK IN SHARE MODE"
 
-    # In three ranges, so that the server finds its place in the primary key: comparing rows, it would read from the
-    # start.
+    # As three ranges, so that the server seeks in the primary key: with a row comparison it would scan from the start.
     after = (
         "(scope > :after_scope OR (scope = :after_scope AND operation > :after_operation) "
         "OR (scope = :after_scope AND operation = :after_operation AND key > :after_key))"
@@ -129,17 +128,17 @@ class Mysql(Dialect):
 
     insert = f"{INTO} {ROW}"
 
-    # An expired record is in the way of an INSERT.
+    # An expired record makes an INSERT fail.
     seize = render(f"UPDATE {TABLE} SET {assigned(WRITTEN)} WHERE {AT} AND expires <= :now")
 
-    # About many records at once.
+    # Statements about many records at once.
     read_many = Many(f"SELECT {ADDRESSED} FROM", f"{IN_THE_WAY} {locking}")
     look_many = Many(f"SELECT {ADDRESSED} FROM", IN_THE_WAY)
     settle_many = Many("UPDATE", render(f"SET {assigned(settled(ENDED))} WHERE {OURS}"))
     forget_many = Many(f"DELETE {TABLE} FROM", render(f"WHERE {OURS}"))
 
-    # What somebody else works on is left for the next purge. A table that is deleted from cannot be read, but a copy of
-    # some of its rows can, and LIMIT makes one.
+    # Rows that another transaction has locked are left for the next purge. The table of a DELETE cannot be read in it,
+    # but a materialized copy of some rows can, and LIMIT makes one.
     remove_expired = render(
         f"DELETE {TABLE} FROM (SELECT scope AS dead_scope, operation AS dead_operation, key AS dead_key FROM {TABLE} "
         "WHERE expires <= :now ORDER BY expires LIMIT :limit FOR UPDATE SKIP LOCKED) AS dead "
@@ -147,12 +146,12 @@ class Mysql(Dialect):
     )
 
     @classmethod
-    def spell(cls, statement: str) -> str:
+    def in_dialect(cls, statement: str) -> str:
         return render(statement)
 
     @classmethod
     def upserting(cls, rows: str) -> str:
-        """Return the statement that writes these rows, and leaves what is alive as it is."""
+        """Return the statement that writes these rows, and leaves live records as they are."""
         return f"{INTO} {rows} {OR_LEAVE}"
 
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
@@ -160,7 +159,13 @@ class Mysql(Dialect):
 
         return facts(database)
 
-    def rows_of(self, column: Column) -> Rows:
+    @property
+    def foreign(self) -> Catalog:
+        from onefold.stores.mysql.table_reader import MysqlCatalog
+
+        return MysqlCatalog()
+
+    def rows_of(self, column: RecordColumn) -> Rows:
         from onefold.stores.mysql.own_column import MysqlRows
 
         return MysqlRows(column, self)
@@ -184,7 +189,7 @@ class Mysql(Dialect):
                 return None
             found = yield from self._in_the_way(entry.address)
             if found is not None:
-                return None if is_own(found, entry) else found
+                return None if entry.is_own(found.token) else found
             seized: Reply = yield SqlRequest(seize, values)
             if seized.written == 1:
                 return None
@@ -194,9 +199,9 @@ class Mysql(Dialect):
         return read_well(super().claim_all(entries))
 
     def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
-        """As many as one statement may hold; the others are asked about in the next one."""
+        """Return a statement with as many entries as fit; the rest go into the next one."""
         rows = next(batches_due(filled(SqlRequest(ROW, of_entry(entry))) for entry in entries))
-        return SqlRequest(self.upserting(", ".join(rows)), {}, rows=self.answers)
+        return SqlRequest(self.upserting(", ".join(rows)), {}, rows=self.insert_returns)
 
     def read_all(self, addresses: Sequence[Address]) -> SqlRequest:
         return many(self.read_many, [of_address(address) for address in addresses], back=True)[0]
@@ -217,7 +222,7 @@ class Mysql(Dialect):
         return at_once(self, request, claim)
 
     def waiting(self, request: SqlRequest, seconds: int) -> SqlFlow[Reply]:
-        """Send this so that it waits no longer for a row. The session is the store's own, and is left as it was."""
+        """Send a request with a limit on its wait for row locks. The session is the store's own, and is restored."""
         yield SqlRequest(f"SET SESSION innodb_lock_wait_timeout = {seconds}", {})
         usual = SqlRequest("SET SESSION innodb_lock_wait_timeout = DEFAULT", {})
         try:
@@ -239,7 +244,7 @@ class Mysql(Dialect):
         return [_is_closed(found, close) for close in closes]
 
     def _sent(self, requests: list[SqlRequest], claims: Sequence[Claim]) -> SqlFlow[dict[Address, Record] | None]:
-        """None: as many were written as were asked. Else what is there now, by one more question."""
+        """Send requests; return None if all rows were written, else the records that exist now, read once more."""
         if not requests:
             return None
         replies: list[Reply] = yield requests
@@ -253,21 +258,21 @@ class Mysql(Dialect):
 
 
 class MariaDb(Mysql):
-    """MariaDB: a claim's write tells what is there afterwards, whoever wrote it. A duplicate costs one statement."""
+    """MariaDB: a claim's write returns the record that exists afterwards. A duplicate costs one statement."""
 
     name = "MariaDB"
-    answers = True
+    insert_returns = True
 
     upsert_returning = f"{Mysql.upserting(ROW)} RETURNING {render(Mysql.selected())}"
 
-    # A claim that marks its transaction, and an end that proves it: one message each.
+    # A claim that marks its transaction, and a finish that checks the mark: one message each.
     insert_marked = in_one(Mysql.insert, "SAVEPOINT :mark")
     seize_marked = in_one(Mysql.seize, "SAVEPOINT :mark")
     end_marked = in_one("RELEASE SAVEPOINT :mark", Mysql.end_joined)
 
     @classmethod
     def upserting(cls, rows: str) -> str:
-        # The last column is for a connection whose driver does not tell by itself whether a transaction is open.
+        # The last column is for drivers that do not report whether a transaction is open.
         return f"{super().upserting(rows)} RETURNING {ADDRESSED}, @@in_transaction"
 
     def waiting(self, request: SqlRequest, seconds: int) -> SqlFlow[Reply]:
@@ -278,11 +283,11 @@ class MariaDb(Mysql):
     def _write(self, entry: Entry) -> SqlFlow[Record | Gone | None]:
         reply: Reply = yield SqlRequest(self.upsert_returning, of_entry(entry), rows=True)
         found = record(entry.address, reply.rows[0])
-        return None if is_own(found, entry) else found
+        return None if entry.is_own(found.token) else found
 
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
-        # Here nearly every record is new, and whoever finds another's holds its lock till the end of the transaction:
-        # MySQL's way costs less for the one, and gives the other a shared lock.
+        # Here nearly every record is new, and a duplicate holds the record's lock until the transaction ends: MySQL's
+        # way is cheaper for a new record, and gives a duplicate a shared lock.
         return super().claim(entry, replacing) if replacing is not None else read_well(super()._write(entry))
 
     def claim_marked(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
@@ -292,7 +297,7 @@ class MariaDb(Mysql):
         return read_well(self._insert(entry, self.insert_marked, self.seize_marked, values))
 
     def finish_marked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
-        # The proof comes first: a handler may have left the connection in autocommit mode.
+        # The mark is checked first: a handler may have left the connection in autocommit mode.
         values = of_claim(claim) | of_ending(ending) | {"mark": Name(self.mark_of(claim))}
         try:
             reply: Reply = yield SqlRequest(self.end_marked, values)
@@ -309,14 +314,14 @@ class MariaDb(Mysql):
 MYSQL: Final = Mysql()
 MARIADB: Final = MariaDb()
 
-# The first one with SKIP LOCKED; RETURNING is a little older.
+# The first version with SKIP LOCKED; RETURNING is a little older.
 MARIADB_MIN: Final = (10, 6)
 
 _MARIADB: Final = re.compile(r"(\d+)\.(\d+)\.\d+-MariaDB")
 
 
 def dialect_of(server_version: str) -> Mysql:
-    """By what the server says in its greeting: `5.5.5-10.11.6-MariaDB-log`, `8.0.36`.
+    """Return the dialect for the version in the server's greeting: `5.5.5-10.11.6-MariaDB-log`, `8.0.36`.
 
     A proxy may hide a MariaDB behind another name; MySQL's way works there, too.
     """
@@ -341,5 +346,5 @@ def _is_ours(found: dict[Address, Record], claim: Claim, *states: State) -> bool
 def _is_closed(found: dict[Address, Record], close: Close) -> bool:
     if isinstance(close.by, Ending):
         return _is_ours(found, close.claim, *State)
-    # What is not there is released.
+    # A missing record counts as released.
     return close.claim.address not in found or _is_ours(found, close.claim, *State)

@@ -1,6 +1,6 @@
-"""What MySQL and MariaDB say of themselves: their settings, our table, its indexes, and what waits to be purged."""
+"""MySQL's and MariaDB's facts: their settings, our table, its indexes, and the records that are due for purging."""
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onefold.stores.mysql.statements.fragments import NOW
 from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import SqlFlow
-from onefold.stores.sql.records import TABLE
+from onefold.stores.sql.records import IN_DOUBT_SECONDS_MIN, TABLE
 
-# The isolation has another name on each of the two.
+# The isolation level has a different name on each of the two.
 SETTINGS: Final = (
     "version",
     "innodb_flush_log_at_trx_commit",
@@ -41,7 +41,7 @@ _INDEXES: Final = (
     f"WHERE table_schema = DATABASE() AND table_name = '{TABLE}'"
 )
 
-# Rows that are deleted or changed, but that some open transaction may still want to see. Only some may ask.
+# Deleted or changed row versions that some open transaction may still need. Reading it takes a permission.
 _HISTORY: Final = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
 
 _EXPIRED: Final = f"{TABLE} WHERE expires <= {NOW} ORDER BY expires LIMIT"
@@ -51,6 +51,10 @@ _OLDEST: Final = (
     f"(SELECT COUNT(*) FROM (SELECT 1 FROM {_EXPIRED} {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
 )
 
+_IN_DOUBT: Final = sql_facts.counting_in_doubt(
+    NOW, within=f"expires >= {IN_DOUBT_SECONDS_MIN:.0f}", by="expires", literal="_binary"
+)
+
 
 def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     found: dict[str, Any] = {"kind": "mysql", "clock": (yield from sql_facts.moment(database, f"SELECT {NOW}"))}
@@ -58,8 +62,8 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     if isinstance(settings, Untold):
         found |= dict.fromkeys(SETTINGS, settings)
     else:
-        found |= {_text(name): _text(value) for name, value in settings}
-        found["server_version"] = found.pop("version", Untold("the server does not say it"))
+        found |= {sql_facts.text(name): sql_facts.text(value) for name, value in settings}
+        found["server_version"] = found.pop("version", Untold("the server does not say"))
     found |= yield from sql_facts.tables(database)
     if found["version"] and not isinstance(found["version"], Untold):
         found |= yield from _table(database)
@@ -69,16 +73,7 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
 def _table(database: Database) -> SqlFlow[dict[str, Any]]:
     found: dict[str, Any] = yield from sql_facts.row(database, _TABLE, ("engine", "live_rows", "table_bytes"))
     found |= yield from sql_facts.row(database, _HISTORY, ("history_length",))
-    indexes = yield from sql_facts.rows(database, _INDEXES)
-    if isinstance(indexes, Untold):
-        return found | {"indexes": indexes}
-    there = sorted(_text(name) for (name,) in indexes)
-    found |= {"engine": _text(found["engine"]), "indexes": there, "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
-    if PURGE_INDEX not in there:
-        # Without the index it would read the whole table.
-        return found | dict.fromkeys(("expired_for", "expired_count"), Untold("the index is missing"))
-    return found | (yield from sql_facts.expired(database, _OLDEST))
-
-
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    found |= yield from sql_facts.indexes(
+        database, _INDEXES, wanted=INDEXES, for_purge=PURGE_INDEX, oldest=_OLDEST, doubtful=_IN_DOUBT
+    )
+    return found | {"engine": sql_facts.text(found["engine"])}

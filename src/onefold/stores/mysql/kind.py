@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB are to those who know no store."""
+"""MySQL's and MariaDB's description, for modules that know no store."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ KIND: Final = StoreKind(
     name="MySQL",
     has_transactions=True,
     async_drivers=("asyncmy",),
+    variants=("pymysql",),
     health="onefold.health.mysql",
     table_reader="onefold.stores.mysql.table_reader:MysqlReader",
     identity=identity,

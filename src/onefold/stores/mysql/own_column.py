@@ -1,12 +1,12 @@
-"""`Column` on MySQL and MariaDB: a record of ours beside the row lets deliveries of one key in.
+"""`RecordColumn` on MySQL and MariaDB: a record of ours beside the row admits one delivery of a key at a time.
 
 There is no other lock that ends with the transaction. A named one (`GET_LOCK`) belongs to the connection, and outlives
-commit and rollback. A locking read of a row that is not there locks the gap, so that neighbours wait for each other;
-at READ COMMITTED it locks nothing.
+commit and rollback. A locking read of a missing row locks the gap, so that neighbours wait for each other; at READ
+COMMITTED it locks nothing.
 
-The record is written first, and whoever wants to write it, too, waits for the end of the transaction. It stays for a
-day: a transaction that had read before does not see the row that was committed since, but is refused by the record, and
-then looks at the row itself. Only the row says what is done.
+The record is written first, and any other delivery that writes it waits for the end of the transaction. It stays for a
+day: a transaction with an older snapshot does not see a row committed since, but is refused by the record, and then
+looks at the row itself. Only the row tells what is done.
 """
 
 # ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
@@ -20,7 +20,7 @@ from onefold.errors import InProgress
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores.sql.dialect import Dialect, SqlFlow
 from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 
 CATALOG: Final = Catalog(
     "SELECT table_schema, index_name, column_name, '' FROM information_schema.statistics "
@@ -32,35 +32,35 @@ CATALOG: Final = Catalog(
     exact="CAST(CONVERT({column} USING utf8mb4) AS BINARY) = :{name}",
 )
 
-# Longer than any transaction that may have read before.
+# Longer than any transaction that may have an older snapshot.
 TTL: Final = 86_400.0
 
-# The other's transaction took longer than innodb_lock_wait_timeout.
+# The other transaction took longer than innodb_lock_wait_timeout.
 WAITED: Final = 1205
 
-# Reads what is committed, whatever the transaction's snapshot shows.
+# Reads committed rows, whatever the transaction's snapshot shows.
 SHARED: Final = " LOCK IN SHARE MODE"
 
 
 class MysqlRows(Rows):
-    """The operations of a store, on rows of the caller's in MySQL and MariaDB."""
+    """The operations of a store on the caller's own rows in MySQL and MariaDB."""
 
     catalog = CATALOG
     needs_tables = True
 
-    def __init__(self, column: Column, records: Dialect) -> None:
+    def __init__(self, column: RecordColumn, records: Dialect) -> None:
         super().__init__(column)
         self._records = records
 
-    def form(self) -> SqlFlow[int]:
-        return self._records.form()
+    def schema_version(self) -> SqlFlow[int]:
+        return self._records.schema_version()
 
     def upgrade(self, version: int) -> SqlFlow[None]:
         return self._records.upgrade(version)
 
     def _was_written(self, entry: Entry) -> SqlFlow[bool]:
-        # Before the lock: at REPEATABLE READ the first look at a table is the one that all later ones show, and this
-        # is none.
+        # Before the lock: at REPEATABLE READ the first read of a table fixes the snapshot for all later ones, and this
+        # read does not.
         yield from self._find()
         try:
             return (yield from self._locked(entry))
@@ -70,7 +70,7 @@ class MysqlRows(Rows):
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER) from error
 
     def _locked(self, entry: Entry) -> SqlFlow[bool]:
-        ours = Entry(address=self._place(entry.address), token=entry.token, state=State.DONE, ttl=TTL)
+        ours = Entry(address=self._address_of_ours(entry.address), token=entry.token, state=State.DONE, ttl=TTL)
         found = yield from self._records.claim_joined(ours)
         if found is None:
             return (yield from self._is_there(entry.address))
@@ -87,7 +87,7 @@ class MysqlRows(Rows):
             return False
         if (yield from self._is_there(claim.address)):
             return True
-        # A snapshot does not show the row of another.
+        # A snapshot hides another delivery's row.
         if (yield from self._is_there(claim.address, SHARED)):
             raise self._written_by_another(claim.address)
         raise self._unwritten(claim.address)
@@ -96,7 +96,7 @@ class MysqlRows(Rows):
         return number_of(error) == NO_SAVEPOINT
 
     def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
-        # A duplicate may be another one's row, which a snapshot hides; or the handler's own mistake.
+        # A duplicate may be another delivery's row, hidden by a snapshot, or the handler's own mistake.
         if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
             return
         if (yield from self._is_there(claim.address)):
@@ -104,7 +104,7 @@ class MysqlRows(Rows):
         if (yield from self._is_there(claim.address, SHARED)):
             raise self._written_by_another(claim.address) from error
 
-    def _place(self, address: Address) -> Address:
-        """Of our record: the same for whatever operation has the column."""
+    def _address_of_ours(self, address: Address) -> Address:
+        """Return the address of our record: the same for every operation on the column."""
         column = self._column
         return Address(address.scope, f"record={column.table}.{column.name}".lower()[:OPERATION_MAX], address.key)

@@ -1,4 +1,4 @@
-"""Where a MySQL or MariaDB database is, and how to get there: a URL with its options, read strictly."""
+"""MySQL and MariaDB URLs: where the database is, and the options of the connection, parsed strictly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PORT: Final = 3306
 
-# As MySQL's own clients call them.
+# The names that MySQL's own clients use.
 TLS_MODES: Final = ("disabled", "preferred", "required", "verify-ca", "verify-identity")
 
 ISOLATIONS: Final = ("read-committed", "repeatable-read", "serializable")
@@ -27,14 +27,14 @@ OPTIONS: Final = (
     *("purge", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key"),
 )
 
-# An operation of the store is one short statement. It may wait for a row, for which servers have a limit of 50 s.
+# An operation of the store is one short statement. It may wait for a row, for up to 50 s by default.
 READ_TIMEOUT: Final = 60.0
 CONNECT_TIMEOUT: Final = 10.0
 
-# More connections than a server has.
+# More connections than any server has.
 POOL_SIZE_MAX: Final = 10_000
 
-# A day; the drivers want a limit, and whoever waits longer waits for nothing.
+# A day: the drivers want a limit, and a longer wait would be pointless.
 TIMEOUT_MAX: Final = 86_400.0
 
 
@@ -52,14 +52,14 @@ class Settings(NamedTuple):
     auto_schema: bool
     isolation: str | None
     tls_mode: str
-    # None: nothing but the mode was said.
+    # None: determined by the mode alone.
     tls: ssl.SSLContext | None
-    # Whether the store purges a little as it works.
+    # Whether the store purges expired records in the background.
     purge: bool = True
 
     @property
     def name(self) -> str:
-        """For messages: without a password."""
+        """Return the name for messages, without a password."""
         return f"mysql://{self.unix_socket or f'{self.host}:{self.port}'}/{self.database}"
 
     @property
@@ -72,8 +72,11 @@ class Settings(NamedTuple):
         return f"Settings({self.name!r})"
 
 
-def settings_of(url: str, driver: str) -> Settings:
-    """The place that a URL names: `mysql://user:password@host:3306/database?pool_size=10`."""
+def settings_of(url: str, driver: str, *, certificates: bool = True) -> Settings:
+    """Parse a URL into settings: `mysql://user:password@host:3306/database?pool_size=10`.
+
+    Without `certificates` their files are not read.
+    """
     check_password(url)
     parts = urlsplit(url)
     _check_driver(parts.scheme, driver)
@@ -86,7 +89,7 @@ def settings_of(url: str, driver: str) -> Settings:
     if not database or "/" in database or parts.fragment:
         raise UsageError(f"{shown!r}: write mysql://user:password@host/database")
     found = options_of(parts.query, OPTIONS, shown)
-    tls_mode, tls = _tls(found)
+    tls_mode = _tls_mode(found)
     isolation = found.get("isolation")
     return Settings(
         host=parts.hostname or "localhost",
@@ -102,7 +105,7 @@ def settings_of(url: str, driver: str) -> Settings:
         auto_schema=yes_or_no(found.get("auto_schema", "yes"), "auto_schema"),
         isolation=None if isolation is None else one_of(isolation, ISOLATIONS, "isolation"),
         tls_mode=tls_mode,
-        tls=tls,
+        tls=_tls(tls_mode, found) if certificates else None,
         purge=yes_or_no(found.get("purge", "yes"), "purge"),
     )
 
@@ -128,27 +131,33 @@ def _pool_size(text: str) -> int:
     return int(text)
 
 
-def _tls(options: dict[str, Any]) -> tuple[str, ssl.SSLContext | None]:
-    """The mode, and for all but `disabled` and `preferred` what makes it so."""
+def _tls_mode(options: dict[str, Any]) -> str:
     ca, cert, key = (options.get(f"ssl_{name}") for name in ("ca", "cert", "key"))
-    # Whoever names a certificate wants to be sure.
+    # Naming a certificate implies verification.
     usual = "verify-identity" if ca else "required" if cert else "preferred"
-    mode = one_of(options.get("ssl_mode", usual), TLS_MODES, "ssl_mode")
+    mode: str = one_of(options.get("ssl_mode", usual), TLS_MODES, "ssl_mode")
     if mode in ("disabled", "preferred"):
         if ca or cert or key:
             raise UsageError(f"ssl_mode={mode!r} does not use ssl_ca, ssl_cert and ssl_key: leave them out")
-        return mode, None
-    if key and not cert:
+    elif key and not cert:
         raise UsageError("ssl_key= is the key of ssl_cert=: give both")
+    return mode
+
+
+def _tls(mode: str, options: dict[str, Any]) -> ssl.SSLContext | None:
+    """Return the context; None for `disabled` and `preferred`."""
+    if mode in ("disabled", "preferred"):
+        return None
+    ca, cert, key = (options.get(f"ssl_{name}") for name in ("ca", "cert", "key"))
     try:
-        return mode, _context(mode, ca, cert, key)
+        return _context(mode, ca, cert, key)
     except OSError as error:
         raise UsageError(f"ssl_ca={ca!r}, ssl_cert={cert!r}, ssl_key={key!r}: {error}") from error
 
 
 @cache
 def unverified() -> ssl.SSLContext:
-    """Encryption against listeners; whoever can put itself between is not kept out."""
+    """Return a context that encrypts against eavesdroppers, but not against a man in the middle."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -165,7 +174,7 @@ def _context(mode: str, ca: str | None, cert: str | None, key: str | None) -> ss
     context = ssl.create_default_context(cafile=ca)
     context.check_hostname = mode == "verify-identity"
     context.verify_mode = ssl.CERT_NONE if mode == "required" else ssl.CERT_REQUIRED
-    # The certificates that MySQL makes for itself are not strict enough for Python 3.13.
+    # MySQL's self-generated certificates are not strict enough for Python 3.13.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if cert is not None:
         context.load_cert_chain(cert, key)

@@ -1,8 +1,8 @@
-"""PostgreSQL: records in a database that you run, with transactions in which they commit with the work.
+"""PostgreSQL: records in a database that you run, with transactions in which they commit together with the work.
 
 `postgresql://` is psycopg 3, sync and async; `postgresql+asyncpg://` is asyncpg, for an `AsyncGuard`. Connections are
-opened on use and kept in a pool of ours, or lent by a pool of yours, which is never closed here. The clock is the
-server's. Nothing is kept in a session, so that it also works behind PgBouncer in transaction mode.
+opened on demand and kept in a pool of ours, or borrowed from a pool of yours, which is never closed here. The clock is
+the server's. Nothing is kept in a session, so that it also works behind PgBouncer in transaction mode.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from onefold._checks import not_installed
 from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.kind import KIND as KIND
-from onefold.stores.postgres.urls import Settings, settings_of
+from onefold.stores.postgres.urls import ASYNCPG_OPTIONS, LIBPQ_OPTIONS, Settings, check_options, settings_of
 from onefold.stores.sql.connection import Database, ErrorInfo
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
@@ -29,22 +30,33 @@ class PostgresStore(SqlStore):
 
 
 class AsyncPostgresStore(AsyncSqlStore):
-    """The same store, async; it survives a new event loop."""
+    """The async counterpart; it survives a new event loop."""
 
 
 def open_store(url: str) -> PostgresStore:
-    """`postgresql://user:password@host:5432/database`, with the options of libpq and of `_postgres_urls.OPTIONS`."""
+    """Open a store at `postgresql://user:password@host:5432/database`, with options of libpq and of `urls.OPTIONS`."""
     return _opened(settings_of(url))
 
 
 def open_async_store(url: str) -> AsyncPostgresStore:
-    """The same for an `AsyncGuard`; `postgresql+asyncpg://` takes asyncpg."""
+    """Open a store for an `AsyncGuard`; `postgresql+asyncpg://` uses asyncpg."""
     return _opened_async(settings_of(url))
 
 
-def _opened(settings: Settings) -> PostgresStore:
-    if settings.driver == "asyncpg":
+def check_url(url: str, *, is_async: bool) -> None:
+    """Raise `UsageError` for a URL or an option that is wrong. No driver is imported."""
+    settings = settings_of(url)
+    _check_driver(settings, is_async=is_async)
+    check_options(settings, ASYNCPG_OPTIONS if settings.driver == "asyncpg" else LIBPQ_OPTIONS)
+
+
+def _check_driver(settings: Settings, *, is_async: bool) -> None:
+    if settings.driver == "asyncpg" and not is_async:
         raise UsageError(f"{settings.name}: asyncpg is for an AsyncGuard. For a Guard write postgresql://")
+
+
+def _opened(settings: Settings) -> PostgresStore:
+    _check_driver(settings, is_async=False)
     with _installed("psycopg"):
         from onefold.stores.postgres.psycopg import pool as psycopg
     pool = Pool(psycopg.Opener(settings), size=settings.pool_size, patience=settings.pool_timeout)
@@ -63,7 +75,7 @@ def _opened_async(settings: Settings) -> AsyncPostgresStore:
 
 
 def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
-    """A store on a pool of the caller's: psycopg_pool's, sync or async, or asyncpg's. It is never closed here."""
+    """Return a store on a caller's pool: psycopg_pool's, sync or async, or asyncpg's. The pool is never closed here."""
     check_client(client, is_async=is_async)
     settings = NAMELESS._replace(purge=purge)
     if _comes_from(client, "asyncpg", "Pool"):
@@ -78,33 +90,33 @@ def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore |
 
 
 def check_client(client: Any, *, is_async: bool) -> None:
-    """Raise `UsageError` for what is no pool, or belongs to the other guard, sync or async."""
+    """Raise `UsageError` if the client is not a pool, or is for the other kind of guard, sync or async."""
     kind = type(client).__name__
     client_is_async = _comes_from(client, "asyncpg", "Pool") or _comes_from(
         client, "psycopg_pool", "AsyncConnectionPool"
     )
     if not client_is_async and not _comes_from(client, "psycopg_pool", "ConnectionPool"):
         raise UsageError(
-            f"store={kind}: SQL stores never take a single connection as their own. Pass a pool or a URL; or join the "
+            f"store={kind}: an SQL store cannot live on a single connection. Pass a pool or a URL; or join the "
             "transaction of this connection by guard.within(connection)"
         )
     if client_is_async != is_async:
         mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
-        raise UsageError(f"{kind} belongs to {other}, and this is {mine}")
+        raise UsageError(f"{kind} belongs to {other}, but this is {mine}")
 
 
-# What is known of a pool that the caller has made.
+# All that is known of a pool that the caller has made.
 NAMELESS: Final = Settings("PostgreSQL, through your pool", "", "", {})
 
 
 def describe_schema(url: str) -> str:
-    """The statements that make the tables."""
+    """Return the statements that create the tables."""
     settings_of(url)
     return POSTGRES.script()
 
 
 def apply_schema(url: str) -> list[str]:
-    """Make the tables, or bring them to the form of this version."""
+    """Create the tables, or upgrade them to this version."""
     settings = settings_of(url)._replace(auto_schema=True)
     if settings.driver == "asyncpg":
         import asyncio
@@ -116,7 +128,7 @@ def apply_schema(url: str) -> list[str]:
             store.browse(Query(), 0)
         finally:
             store.close()
-    return [f"{settings.name}: the tables of Onefold are there, version {VERSION}"]
+    return [f"{settings.name}: Onefold's tables exist, version {VERSION}"]
 
 
 async def _apply(store: AsyncPostgresStore) -> None:
@@ -133,7 +145,7 @@ def _database(settings: Settings, classify: Callable[[BaseException], ErrorInfo 
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:
-    """Whether its class is, or inherits from, this one, without importing the package."""
+    """Return whether the client's class is or inherits from the named one, without importing the package."""
     return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in type(client).__mro__)
 
 
@@ -141,6 +153,11 @@ def _comes_from(client: Any, package: str, name: str) -> bool:
 def _installed(driver: str) -> Iterator[None]:
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise not_installed(driver, EXTRAS[driver]) from error
     except ImportError as error:
-        extra = EXTRAS[driver]
-        raise UsageError(f"{driver} is needed, and cannot be imported. pip install 'onefold[{extra}]'") from error
+        # psycopg without libpq, say.
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"the driver {driver} cannot be imported ({reason}): pip install 'onefold[{EXTRAS[driver]}]'"
+        ) from error

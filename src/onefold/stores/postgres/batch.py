@@ -1,4 +1,4 @@
-"""Many addresses in one statement of PostgreSQL: their values come along as a table, one array for each column."""
+"""Many addresses in one PostgreSQL statement: their values are sent as a table, one array for each column."""
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
@@ -39,10 +39,10 @@ from onefold.stores.sql.records import (
 )
 from onefold.stores.sql.statements import LIVE, assigned, settled
 
-# One message of a batch: results may be large, and the server takes no value above 1 GB.
+# The limit for one message of a batch: results may be large, and the server accepts no value above 1 GB.
 BATCH_BYTES: Final = 64 * 1024 * 1024
 
-# The shortest wait for a row that is locked: what takes less time than that is over by then.
+# The shortest wait for a locked row: shorter locks are gone by then.
 WAIT_LEAST: Final = 0.05
 
 _ENTRY: Final = tuple(TYPES)
@@ -69,33 +69,33 @@ _WRITTEN: Final = from_asked(
     f"{UNLESS_ALIVE} RETURNING {AT_ADDRESS}, {SELECTED}"
 )
 
-# In the order of the addresses, which is the order in which they are locked.
+# In the order of the addresses, which is the order of locking.
 _INSERT_ALL: Final = (
     f"WITH {_asked(_ENTRY)}, found AS MATERIALIZED ({_THERE}), written AS ({_WRITTEN}) "
     "SELECT * FROM found UNION ALL SELECT * FROM written"
 )
 
-# Many at once are renewed without notes.
+# A batch renews without notes.
 _RENEWED: Final = from_asked(
     f"UPDATE {TABLE} SET {assigned({name: value for name, value in RENEWED.items() if name != 'notes'})}"
 )
 _LIVE: Final = from_asked(LIVE)
 
-# It passes over what others have locked: the renewal of one claim must not wait for the row of another.
+# Skips rows that others have locked: the renewal of one claim must not wait for the row of another.
 _EXTEND_ALL: Final = (
     f"WITH {_asked(_CLAIM)}, free AS MATERIALIZED (SELECT asked.* FROM {TABLE} AS kept, asked WHERE {_LIVE} "
     "FOR NO KEY UPDATE OF kept SKIP LOCKED) "
     f"{_RENEWED} FROM free WHERE {at('asked_')} RETURNING asked_number"
 )
 
-# For one that is locked. The setting ends with the statement: nothing may be left in a session behind a pooler.
+# For one locked row. The setting ends with the statement: nothing may be left in a session behind a pooler.
 _EXTEND_WAITING: Final = (
     f"WITH {_asked((*_CLAIM, 'wait'))}, "
     "patient AS MATERIALIZED (SELECT asked.*, set_config('lock_timeout', asked_wait, true) FROM asked) "
     f"{_RENEWED} FROM patient WHERE {_LIVE} RETURNING asked_number"
 )
 
-# A state says that the record stays: ended, or open with a memory.
+# A state means that the record stays: ended, or open with its attempts and steps.
 _SETTLED: Final = from_asked(
     f"UPDATE {TABLE} SET {assigned(settled(ENDED))} FROM asked WHERE {OURS} AND asked_state IS NOT NULL"
 )
@@ -116,39 +116,39 @@ def reading(addresses: Sequence[Address]) -> SqlRequest:
 
 
 def extend_all(claims: Sequence[Claim], shortest: float) -> SqlFlow[list[bool | None]]:
-    """Renew what nobody has locked in one statement, and then what is locked, one by one."""
+    """Renew all unlocked rows in one statement, then the locked ones one by one."""
     answers: list[bool | None] = [False] * len(claims)
-    for places in _rounds([claim.address for claim in claims]):
-        values = _arrays(_CLAIM, (of_claim(claims[settings]) for settings in places))
+    for indexes in _rounds([claim.address for claim in claims]):
+        values = _arrays(_CLAIM, (of_claim(claims[index]) for index in indexes))
         reply: Reply = yield SqlRequest(_EXTEND_ALL, values, rows=True)
         for (number,) in reply.rows:
-            answers[places[number - 1]] = True
-    missing = [settings for settings, answer in enumerate(answers) if not answer]
+            answers[indexes[number - 1]] = True
+    missing = [index for index, answer in enumerate(answers) if not answer]
     if not missing:
         return answers
     locked = yield from _still_ours(claims, missing)
-    for settings in locked:
-        answers[settings] = None
+    for index in locked:
+        answers[index] = None
     chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
-    for settings in chosen:
-        answers[settings] = yield from _renewed_in_turn(claims[settings], seconds)
+    for index in chosen:
+        answers[index] = yield from _renewed_in_turn(claims[index], seconds)
     return answers
 
 
-def _still_ours(claims: Sequence[Claim], places: Sequence[int]) -> SqlFlow[list[int]]:
-    """Which of these are ours still, by a read that waits for nobody."""
-    there: Reply = yield reading([claims[settings].address for settings in places])
+def _still_ours(claims: Sequence[Claim], indexes: Sequence[int]) -> SqlFlow[list[int]]:
+    """Return which of these claims are still ours, by a read that takes no lock."""
+    there: Reply = yield reading([claims[index].address for index in indexes])
     found = {one.address: one for one in records(there.rows)}
 
     def is_ours(claim: Claim) -> bool:
         one = found.get(claim.address)
         return one is not None and one.token == claim.token and one.is_renewable
 
-    return [settings for settings in places if is_ours(claims[settings])]
+    return [index for index in indexes if is_ours(claims[index])]
 
 
 def _renewed_in_turn(claim: Claim, seconds: float) -> SqlFlow[bool | None]:
-    """Renew one that is locked; None: it is locked still."""
+    """Renew a locked claim; return None if it is still locked."""
     values = _arrays((*_CLAIM, "wait"), [of_claim(claim) | {"wait": f"{round(seconds * 1000)}ms"}])
     try:
         reply: Reply = yield SqlRequest(_EXTEND_WAITING, values, rows=True)
@@ -160,11 +160,11 @@ def _renewed_in_turn(claim: Claim, seconds: float) -> SqlFlow[bool | None]:
 
 
 def close_all(closes: Sequence[Close]) -> SqlFlow[list[bool]]:
-    """Finishes and releases in one statement. A release of what is not there has succeeded; that is asked after it."""
+    """Finish and release in one statement, then count releases of missing records as successful."""
     closed = [False] * len(closes)
-    for places in _rounds([close.claim.address for close in closes]):
-        for part in _batches(places, closes):
-            values = _arrays(_CLOSE, (_closing(closes[settings]) for settings in part))
+    for indexes in _rounds([close.claim.address for close in closes]):
+        for part in _batches(indexes, closes):
+            values = _arrays(_CLOSE, (_closing(closes[index]) for index in part))
             reply: Reply = yield SqlRequest(_CLOSE_ALL, values, rows=True)
             for (number,) in reply.rows:
                 closed[part[number - 1]] = True
@@ -186,37 +186,39 @@ def _closing(close: Close) -> Parameters:
 
 
 def _arrays(names: Sequence[str], rows: Iterable[Parameters]) -> Parameters:
-    """One list for each name, in the order of the rows."""
+    """Return one list for each name, in the order of the rows."""
     kept = list(rows)
     arrays: dict[str, list[Any]] = {name: [row.get(name) for row in kept] for name in names}
     return arrays
 
 
 def _rounds(addresses: Sequence[Address]) -> list[list[int]]:
-    """The places of these addresses, in their order. One that comes twice is in two rounds: no statement can change a
-    record twice."""
+    """Return the indexes of these addresses, sorted by address, in rounds.
+
+    An address that occurs twice is in two rounds: no statement can change a record twice.
+    """
     rounds: list[list[int]] = []
     seen: dict[Address, int] = {}
-    for settings in sorted(range(len(addresses)), key=lambda settings: addresses[settings].parts):
-        number = seen.get(addresses[settings], 0)
-        seen[addresses[settings]] = number + 1
+    for index in sorted(range(len(addresses)), key=lambda index: addresses[index].parts):
+        number = seen.get(addresses[index], 0)
+        seen[addresses[index]] = number + 1
         if number == len(rounds):
             rounds.append([])
-        rounds[number].append(settings)
+        rounds[number].append(index)
     return rounds
 
 
-def _batches(places: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
-    """These places in parts, none of which is too large for one message."""
+def _batches(indexes: Sequence[int], closes: Sequence[Close]) -> Iterator[list[int]]:
+    """Yield these indexes in parts, each small enough for one message."""
     part: list[int] = []
     size = 0
-    for settings in places:
-        by = closes[settings].by
+    for index in indexes:
+        by = closes[index].by
         more = len(getattr(by, "result", None) or b"") + len(getattr(by, "notes", None) or b"")
         if part and size + more > BATCH_BYTES:
             yield part
             part, size = [], 0
-        part.append(settings)
+        part.append(index)
         size += more
     if part:
         yield part

@@ -1,6 +1,6 @@
-"""PostgreSQL's dialect: one table, and every operation of a store, also on many addresses, as one statement.
+"""PostgreSQL's dialect: one table, and every store operation, also on many addresses, as one statement.
 
-A duplicate only reads: it writes no row, takes no lock and costs the vacuum nothing.
+A duplicate only reads: it writes no row, takes no lock and leaves nothing to vacuum.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec.structs import fields
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
 from onefold.stores.postgres import batch as many
@@ -35,18 +38,19 @@ from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, o
 
 if TYPE_CHECKING:
     from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
-    from onefold.transactions import Column
+    from onefold.transactions import RecordColumn
 
 FAILED_TRANSACTION: Final = "25P02"
 
-# Around the making of the tables, for all who start together. It ends with the transaction, also behind a pooler.
-# The bytes of "onefold".
+# Taken while the tables are created, so that one of many starting processes creates them. It ends with the transaction,
+# also behind a pooler. The number is the bytes of "onefold".
 LOCK: Final = "SELECT pg_advisory_xact_lock(31365104204213348)"
 
-# The widest first, because a value begins at a multiple of its own width. C compares bytes: `Key`, `KEY` and `key ` are
-# three keys. Times are seconds since 1970; `due` and `held` are for the indexes. Freed space is used again, but is not
-# given back to the disk: for that a vacuum would lock out everybody.
+# The widest columns first, because of alignment. The C collation compares bytes: `Key`, `KEY` and `key ` are three
+# keys. Times are seconds since 1970; `due` and `held` are for the indexes. Freed space is reused, but not returned to
+# the disk: that would take a vacuum that locks the whole table.
 _RECORDS: Final = f"""
 CREATE TABLE IF NOT EXISTS {TABLE} (
     began double precision NOT NULL,
@@ -72,17 +76,17 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05, vacuum_truncate = off)
 """
 
-# A condition that is always true, and is looked at before any row. The setting ends with the statement.
+# A condition that is always true and is evaluated before any row. The setting ends with the statement.
 _AT_ONCE: Final = f"(SELECT set_config('lock_timeout', '{round(many.WAIT_LEAST * 1000)}ms', true)) IS NOT NULL"
 
-# A row's `xmin` is the transaction, or the part of one behind a savepoint, that wrote it, and `age` counts from the
-# open transaction: whatever an earlier one wrote on this connection is older.
+# A row's `xmin` is the transaction or subtransaction (after a savepoint) that wrote it, and `age` counts from the open
+# transaction: rows that an earlier transaction of this connection wrote are older.
 OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
 
 
 class Postgres(Dialect):
     name = "PostgreSQL"
-    answers = True
+    insert_returns = True
     closes_in_one = True
     searches_schemas = True
 
@@ -100,7 +104,7 @@ class Postgres(Dialect):
             "CREATE TABLE IF NOT EXISTS onefold_schema (version integer NOT NULL, usable_from integer NOT NULL)",
             "INSERT INTO onefold_schema SELECT 1, 1 WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
         ),
-        # `onefold held` asks for a few records among millions.
+        # `onefold held` looks for a few records among millions.
         (
             f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({AT_ADDRESS}) WHERE held",
             "UPDATE onefold_schema SET version = 2 WHERE version < 2",
@@ -118,12 +122,12 @@ class Postgres(Dialect):
         "SELECT * FROM found UNION ALL SELECT * FROM written"
     )
 
-    # Whoever is refused has waited for the other's transaction, if it was open, and takes no lock.
+    # A refused insert has waited for the other transaction, if it was open, and holds no lock.
     insert_new: ClassVar[str] = typed(
         f"INSERT INTO {TABLE} ({INTO}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
-    # The same for a record without anything unusual, as nearly all are: fewer values, and the server has less to do.
+    # `insert_new` for a plain record, as nearly all are: fewer values, and less work for the server.
     insert_usual: ClassVar[str] = typed(
         f"INSERT INTO {TABLE} ({AT_ADDRESS}, state, attempt, began, changed, expires, due, remark, revision, token, "
         f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :ttl, {DUE}, '', 1, :token, "
@@ -132,16 +136,16 @@ class Postgres(Dialect):
 
     look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}")
 
-    # In parentheses, because a moment that the server has to ask for again for each row cannot be looked up in an
-    # index. What others work on, they keep.
+    # The clock in a subselect, because a volatile function is evaluated for each row and cannot use an index. Rows that
+    # others have locked are skipped.
     remove_expired = typed(
         f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} "
         f"WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) AND expires <= :now "
         "ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED))"
     )
 
-    # The ten minutes that `due` counts in may hold a million records whose end is near, and a purge beside the work has
-    # no time to look at them all: it looks at the first few.
+    # The ten minutes that `due` counts in may hold a million records that expire soon, and a background purge has no
+    # time to look at them all: it looks at the first few.
     remove_near: ClassVar[str] = typed(
         f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} WHERE ctid = ANY (ARRAY("
         f"SELECT ctid FROM {TABLE} WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) ORDER BY due LIMIT :limit"
@@ -149,7 +153,7 @@ class Postgres(Dialect):
     )
 
     @classmethod
-    def spell(cls, statement: str) -> str:
+    def in_dialect(cls, statement: str) -> str:
         return typed(statement)
 
     def in_state(self, state: State) -> str:
@@ -162,7 +166,7 @@ class Postgres(Dialect):
                 return None
         return (yield from self.claim(entry, replacing))
 
-    # No savepoint: each would be a transaction inside the transaction, with a number of its own.
+    # No savepoint: each would be a subtransaction with a number of its own.
 
     def mark(self, claim: Claim) -> SqlFlow[None]:
         del claim
@@ -181,7 +185,7 @@ class Postgres(Dialect):
         return self.end_unmarked(claim, ending)
 
     def checking(self, claim: Claim) -> str:
-        # Digits only: nothing in it depends on the session's settings.
+        # Hexadecimal only: nothing depends on the session's settings.
         address = (f"{name} = {_text(value)}" for name, value in of_address(claim.address).items())
         conditions = " AND ".join((*address, f"token = decode('{claim.token.hex()}', 'hex')", OF_THIS_TRANSACTION))
         failing = f"CAST('{GONE_MARK} ' || count(*) AS integer)"
@@ -204,13 +208,19 @@ class Postgres(Dialect):
 
         return facts(database)
 
-    def rows_of(self, column: Column) -> Rows:
+    @property
+    def foreign(self) -> Catalog:
+        from onefold.stores.postgres.table_reader import PostgresCatalog
+
+        return PostgresCatalog()
+
+    def rows_of(self, column: RecordColumn) -> Rows:
         from onefold.stores.postgres.own_column import PostgresRows
 
         return PostgresRows(column)
 
     def missing_in(self) -> SqlFlow[str | None]:
-        if (yield from self.form()) > 0:
+        if (yield from self.schema_version()) > 0:
             return None
         reply: Reply = yield SqlRequest("SELECT current_setting('search_path')", {}, rows=True)
         return str(reply.rows[0][0])
@@ -219,7 +229,7 @@ class Postgres(Dialect):
         return SqlRequest("SELECT set_config('search_path', :path::text, true)", {"path": path}, rows=True)
 
     def was_given_up(self, error: BaseException) -> bool:
-        # psycopg, asyncpg and psycopg 2 have the code under two names.
+        # psycopg and asyncpg have the code under another name than psycopg2.
         return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
     def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
@@ -244,15 +254,16 @@ class Postgres(Dialect):
         return reply
 
 
+# `insert_usual` stores these of an entry, and every other field at its default.
+_STORED: Final = ("address", "token", "state", "ttl", "fingerprint")
+_OTHERS: Final = [field for field in fields(Entry) if field.name not in _STORED]
+_others: Final = attrgetter(*(field.name for field in _OTHERS))
+_DEFAULTS: Final = tuple(field.default for field in _OTHERS)
+
+
 def _is_usual(entry: Entry) -> bool:
-    """Whether `insert_usual` says all that there is to say: done at once, at the first attempt, without a word."""
-    return (
-        entry.state is State.DONE
-        and entry.attempt == 1
-        and not (entry.age or entry.bypasses or entry.omitted or entry.remark)
-        and entry.notes is None
-        and entry.result is None
-    )
+    """Return whether `insert_usual` covers the entry: done at once, first attempt, and nothing else to store."""
+    return entry.state is State.DONE and bool(_others(entry) == _DEFAULTS)
 
 
 def _of_usual(entry: Entry) -> Parameters:

@@ -1,4 +1,4 @@
-"""What PostgreSQL's error codes mean for us. By code, never by text: messages come in the server's own language."""
+"""The meaning of PostgreSQL's error codes. By code, never by text: messages come in the server's language."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from typing import Final
 
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo
 
-_POOLER: Final = "a pooler such as PgBouncer stands between, where prepared statements do not live. Add prepare=no"
+_POOLER: Final = (
+    "there is a pooler such as PgBouncer in between, where prepared statements do not survive. Add prepare=no"
+)
 _READ_ONLY: Final = (
-    "it can only be read. Is this a replica? Name the primary, or add target_session_attrs=read-write. "
-    "Or is default_transaction_read_only on?"
+    "it is read-only. Is this a replica? Name the primary, or add target_session_attrs=read-write. Or is "
+    "default_transaction_read_only on?"
 )
 _PERMISSION: Final = (
     "this user lacks a permission. Grant SELECT, INSERT, UPDATE and DELETE on onefold_records and SELECT on "
-    "onefold_schema; and to make them CREATE on the schema, or let another user run `onefold schema URL --apply`"
+    "onefold_schema; and to create them, CREATE on the schema, or let another user run "
+    "`onefold schema --store URL --apply`"
 )
 
 # A statement that fails, so that the server refuses to commit the transaction; its log shows this text.
 SPOILING: Final = "SELECT 'Onefold: a delivery was interrupted in this transaction, which must not be committed'::int"
 
-# A row is locked for longer than lock_timeout.
+# A row stayed locked for longer than lock_timeout.
 LOCKED: Final = "55P03"
 
-# The code itself, or how a class of codes begins.
+# The code itself, or the prefix of a class of codes.
 MEANINGS: Final = {
-    "40001": ErrorInfo(
-        ErrorClass.CONFLICT, "transactions at the same time were in each other's way (serialization failure)"
-    ),
-    "40P01": ErrorInfo(ErrorClass.CONFLICT, "transactions at the same time waited for each other (deadlock)"),
-    "42P01": ErrorInfo(ErrorClass.NO_TABLES, "there are no tables of Onefold. Run `onefold schema URL --apply`"),
-    "40003": ErrorInfo(ErrorClass.LOST, "the server cannot say what became of the statement"),
+    "40001": ErrorInfo(ErrorClass.CONFLICT, "concurrent transactions conflicted (serialization failure)"),
+    "40P01": ErrorInfo(ErrorClass.CONFLICT, "concurrent transactions waited for each other (deadlock)"),
+    "42P01": ErrorInfo(ErrorClass.NO_TABLES, "there are no Onefold tables. Run `onefold schema --store URL --apply`"),
+    "40003": ErrorInfo(ErrorClass.LOST, "the server does not know the outcome of the statement"),
     "08": ErrorInfo(ErrorClass.LOST, "the connection was lost"),
     "57P": ErrorInfo(ErrorClass.LOST, "the server ended the connection"),
     "25P03": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that was idle for too long"),
@@ -48,7 +49,7 @@ MEANINGS: Final = {
     "53100": ErrorInfo(ErrorClass.DOWN, "the disk is full. Free some space, or purge records"),
     "53200": ErrorInfo(ErrorClass.DOWN, "the server has no memory left"),
     "53300": ErrorInfo(
-        ErrorClass.DOWN, "the server takes no more connections. Lower pool_size, or raise max_connections"
+        ErrorClass.DOWN, "the server accepts no more connections. Lower pool_size, or raise max_connections"
     ),
     "53": ErrorInfo(ErrorClass.DOWN, "the server has no room for it"),
     "55P03": ErrorInfo(ErrorClass.DOWN, "another transaction holds the record for longer than lock_timeout"),
@@ -59,7 +60,7 @@ MEANINGS: Final = {
 
 
 def meaning(code: str, says: str) -> ErrorInfo:
-    """What a code means; what the server says besides is for people."""
+    """Classify an error by its code, and quote the server's message for people."""
     for length in (5, 3, 2):
         found = MEANINGS.get(code[:length])
         if found is not None:
@@ -68,7 +69,7 @@ def meaning(code: str, says: str) -> ErrorInfo:
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the server's code of an error; also of one that a library has wrapped."""
+    """Return the server's code of an error, including one that a library has wrapped."""
     seen: BaseException | None = error
     while seen is not None:
         found = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
@@ -79,6 +80,6 @@ def code_of(error: BaseException) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """The first line: what follows shows statements."""
+    """Return the first line only: later lines quote statements."""
     lines = text.strip().splitlines()
     return lines[0].strip() if lines else "nothing"

@@ -1,6 +1,6 @@
-"""What PostgreSQL says of itself: its settings, its role, our table, its indexes, and what waits to be purged."""
+"""PostgreSQL's facts: its settings, its role, our table, its indexes, and the records that are due for purging."""
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onefold.stores.postgres.fragments import DUE_SECONDS, NOW
 from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import SqlFlow
-from onefold.stores.sql.records import TABLE
+from onefold.stores.sql.records import IN_DOUBT_SECONDS_MIN, TABLE
 
 SETTINGS: Final = (
     "server_version",
@@ -26,7 +26,7 @@ SETTINGS: Final = (
 PURGE_INDEX: Final = f"{TABLE}_due"
 INDEXES: Final = (f"{TABLE}_pkey", PURGE_INDEX, f"{TABLE}_held")
 
-# As purge looks for them.
+# The same condition as purge's.
 _EXPIRED: Final = f"{TABLE} WHERE due <= (SELECT floor({NOW} / {DUE_SECONDS})::integer) AND expires <= {NOW}"
 
 _OLDEST: Final = (
@@ -34,16 +34,18 @@ _OLDEST: Final = (
     f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} ORDER BY due LIMIT {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
 )
 
-# Scanned since the statistics were reset; dead rows wait for a vacuum.
+_IN_DOUBT: Final = sql_facts.counting_in_doubt(NOW, within=f"due >= {IN_DOUBT_SECONDS_MIN / DUE_SECONDS:.0f}", by="due")
+
+# Counted since the statistics were reset; dead rows wait for a vacuum.
 _TABLE: Final = (
     "SELECT n_live_tup, n_dead_tup, date_part('epoch', greatest(last_vacuum, last_autovacuum)), "
     f"pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relid = to_regclass('{TABLE}')"
 )
 
 _INDEXES: Final = (
-    "SELECT index_class.relname::text, pg_index.indisvalid FROM pg_index "
+    "SELECT index_class.relname::text FROM pg_index "
     "JOIN pg_class AS index_class ON index_class.oid = pg_index.indexrelid "
-    f"WHERE pg_index.indrelid = to_regclass('{TABLE}')"
+    f"WHERE pg_index.indrelid = to_regclass('{TABLE}') AND pg_index.indisvalid"
 )
 
 _PLAN: Final = f"EXPLAIN (FORMAT TEXT) SELECT ctid FROM {_EXPIRED} ORDER BY due LIMIT 1000"
@@ -62,14 +64,8 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
 def _table(database: Database) -> SqlFlow[dict[str, Any]]:
     names = ("live_rows", "dead_rows", "vacuumed_at", "table_bytes")
     found: dict[str, Any] = yield from sql_facts.row(database, _TABLE, names)
-    indexes = yield from sql_facts.rows(database, _INDEXES)
-    if isinstance(indexes, Untold):
-        return found | {"indexes": indexes}
-    valid = {str(name) for name, is_valid in indexes if is_valid}
-    found |= {"indexes": sorted(valid), "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
-    if PURGE_INDEX not in valid:
-        # Without the index these would read the whole table.
-        return found | dict.fromkeys(("expired_for", "expired_count", "plan"), Untold("the index is missing"))
+    found |= yield from sql_facts.indexes(
+        database, _INDEXES, wanted=INDEXES, for_purge=PURGE_INDEX, oldest=_OLDEST, doubtful=_IN_DOUBT
+    )
     plan = yield from sql_facts.rows(database, _PLAN)
-    found["plan"] = plan if isinstance(plan, Untold) else "\n".join(str(line) for (line,) in plan)
-    return found | (yield from sql_facts.expired(database, _OLDEST))
+    return found | {"plan": plan if isinstance(plan, Untold) else "\n".join(str(line) for (line,) in plan)}

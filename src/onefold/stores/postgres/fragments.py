@@ -1,4 +1,4 @@
-"""The words of which PostgreSQL's statements are made: its clock, its types, and what only its tables have."""
+"""The fragments of PostgreSQL's statements: its clock, its types, and the columns that only its tables have."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from onefold.stores.sql import records as sql
 from onefold.stores.sql import statements
 from onefold.stores.sql.records import ADDRESS, COLUMNS, TABLE, put
 
-# The clock at that moment, never `now()`: that is the beginning of the transaction, which may be long ago.
+# The current time, never `now()`: that is the start of the transaction, which may be long ago.
 NOW: Final = "date_part('epoch', clock_timestamp())"
 
-# What purge finds records by. An update is cheap for the server (a "heap only tuple") where it changes no column that
-# has an index, and every heartbeat and every finish changes `expires`; but few change the ten minutes in which it lies.
-# More would make a purge look at more records that have not expired yet.
+# The column by which purge finds records. An update is cheap for the server (a "heap only tuple") if it changes no
+# indexed column, and every heartbeat and every finish changes `expires`; but few move it to another ten minutes. A
+# longer period would make a purge look at more records that have not expired yet.
 DUE_SECONDS: Final = 600
 
-# It ends with the numbers that fit: what stays for 30,000 years is never due. Not a generated column, which would cost
-# every write a third of its time.
+# Limited to numbers that fit: a record kept for 30,000 years is never due. Not a generated column, which would slow
+# down every write by a third.
 DUE: Final = f"CASE WHEN :ttl < 1e12 THEN floor((:now + :ttl) / {DUE_SECONDS})::integer END"
 
-# True or nothing. For the same reason: an index on held records must not depend on the state, which a finish changes.
+# True or NULL, for the same reason: an index on held records must not depend on the state, which a finish changes.
 HELD: Final = "CASE WHEN :state = 'held' THEN true END"
 
 _TYPES_OF_KINDS: Final = {
@@ -31,7 +31,7 @@ _TYPES_OF_KINDS: Final = {
     "flag": "smallint",
 }
 
-# Of the values that a claim writes.
+# The types of the values that a claim writes.
 TYPES: Final = {
     **dict.fromkeys(ADDRESS, "text"),
     **{column.name: _TYPES_OF_KINDS[column.kind] for column in COLUMNS if column.written == f":{column.name}"},
@@ -42,7 +42,7 @@ AT_ADDRESS: Final = ", ".join(ADDRESS)
 
 _OMITTED: Final = "NULLIF(:omitted, 0)"
 
-# What a record has none of is NULL, which takes no space.
+# Absent values are NULL, which takes no space.
 WRITTEN: Final = sql.WRITTEN | {
     "lease_until": "CASE WHEN :state = 'running' THEN :now + :lease END",
     "bypasses": "NULLIF(:bypasses, 0)",
@@ -66,8 +66,8 @@ SELECTED: Final = ", ".join(READ.values())
 INTO: Final = statements.columns(WRITTEN)
 VALUES: Final = statements.values(WRITTEN)
 
-# What has expired gives way. A record that came while we waited for its transaction does not, and is not seen by
-# the same statement either: then nothing comes back, and it is asked again.
+# An expired record is replaced. A record that was written while we waited for its transaction is neither replaced nor
+# visible to the same statement: then no row is returned, and the statement is sent again.
 UNLESS_ALIVE: Final = (
     f"ON CONFLICT ({AT_ADDRESS}) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in WRITTEN)} "
     f"WHERE {TABLE}.expires <= :now"
@@ -77,7 +77,7 @@ _TYPED: Final = {"now": NOW} | {name: f":{name}::{type_}" for name, type_ in TYP
 
 
 def typed(statement: str) -> str:
-    """With the clock, and with the type of each value: in a SELECT the server could not tell."""
+    """Render the clock and the type of each value, which the server could not infer in a SELECT."""
     return put(statement, lambda name: _TYPED.get(name, f":{name}"))
 
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL is to those who know no store."""
+"""PostgreSQL's description, for modules that know no store."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onefold.stores.kinds import StoreKind
 
 PORT: Final = "5432"
 
-# The schema that is searched anyway.
+# The schema that is searched by default.
 USUAL_SCHEMA: Final = "public"
 
 
 def identity(_url: str, parts: SplitResult, options: dict[str, str]) -> Identity:
-    """libpq takes each of them from the query, where it is there; a database is named like its user by default."""
+    """Return the database's identity as libpq would resolve it: the query wins, and a database defaults to its user."""
     login, _, _ = parts.netloc.rpartition("@")
     user = options.get("user") or unquote(login.partition(":")[0])
     name = options.get("dbname") or unquote(parts.path).strip("/") or user
@@ -33,7 +33,7 @@ def _servers(parts: SplitResult, options: dict[str, str]) -> Iterator[str]:
     if hosts == [""]:
         hosts = [host for host, _ in written]
     ports = options["port"].split(",") if options.get("port") else [port for _, port in written]
-    # One port is that of all hosts.
+    # A single port applies to all hosts.
     more = repeat(ports[0] if len(ports) == 1 else "")
     for host, port in zip(hosts, chain(ports, more), strict=False):
         yield server(host, port or PORT)
@@ -43,6 +43,7 @@ KIND: Final = StoreKind(
     name="PostgreSQL",
     has_transactions=True,
     async_drivers=("asyncpg",),
+    variants=("psycopg",),
     health="onefold.health.postgres",
     table_reader="onefold.stores.postgres.table_reader:PostgresReader",
     identity=identity,

@@ -1,9 +1,9 @@
-"""`Column` on PostgreSQL: an advisory lock lets deliveries of one key in, and the row tells which transaction wrote it.
+"""`RecordColumn` on PostgreSQL: an advisory lock admits one delivery of a key; the row shows whose it is.
 
-Both end with the transaction, and with a savepoint that is rolled back, without anybody's doing.
+Both end by themselves with the transaction, or with a savepoint that is rolled back.
 """
 
-# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: S608 - the names in the statements were checked by `RecordColumn`, and are never values
 # ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onefold.errors import InProgress
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
 
-# The type for a cast is without its length (-1): a cast to char(3) would make `abcd` an `abc`.
+# The type for a cast is without its length (-1): a cast to char(3) would turn `abcd` into `abc`.
 CATALOG: Final = Catalog(
     "SELECT CAST(space.nspname AS text), CAST(own.relname AS text), CAST(part.attname AS text), "
     "format_type(part.atttypid, -1) "
@@ -34,15 +34,15 @@ CATALOG: Final = Catalog(
     folds_case=False,
 )
 
-# These give back what they were given.
+# Types that return a value unchanged.
 KEEPING: Final = ("text", "character varying")
 
 UNIQUE_VIOLATION: Final = "23505"
 
-# A setting that ends with the transaction, or goes back with a savepoint, holds the marks of the open claims.
+# A setting that ends with the transaction, or is undone with a savepoint, holds the marks of the open claims.
 CLAIMS: Final = "coalesce(current_setting('onefold.claims', true), '')"
 
-# A snapshot that is kept does not show what was committed while it was waited for: there nobody waits.
+# A kept snapshot does not show what was committed during the wait for the lock: there, do not wait.
 LOCKING: Final = (
     "SELECT CASE WHEN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') "
     "THEN pg_advisory_xact_lock(CAST(:number AS bigint)) IS NOT NULL "
@@ -50,15 +50,15 @@ LOCKING: Final = (
     f"set_config('onefold.claims', {CLAIMS} || CAST(:mark AS text), true)"
 )
 
-# Whether the claim's mark is there; it has none then.
+# Whether the claim's mark exists; also removes it.
 UNMARKING: Final = (
     "position(CAST(:mark AS text) IN onefold_claims) > 0, "
     "set_config('onefold.claims', replace(onefold_claims, CAST(:mark AS text), ''), true)"
 )
 
-# Whether the row was written by this transaction, or by a part of it behind a savepoint. Whoever wrote a row that can
-# be seen has committed, unless it is ourselves. `xmin` is the lower half of the number, and ours are not below the
-# transaction's own: what is, belongs to somebody else, and is perhaps too old to be asked for.
+# Whether this transaction, or a subtransaction of it, wrote the row. The writer of any other visible row has committed.
+# `xmin` is the lower half of the transaction number, and ours are not below the transaction's own: a lower one belongs
+# to another transaction, perhaps too old to be asked about.
 _AFTER: Final = "((CAST(CAST(onefold_row.xmin AS text) AS bigint) - txid_current_if_assigned()) & 4294967295)"
 OWN: Final = (
     f"CASE WHEN {_AFTER} < 2147483648 THEN txid_status(txid_current_if_assigned() + {_AFTER}) = 'in progress' "
@@ -67,7 +67,7 @@ OWN: Final = (
 
 
 class PostgresRows(Rows):
-    """The operations of a store, on rows of the caller's in PostgreSQL."""
+    """The operations of a store on the caller's own rows in PostgreSQL."""
 
     catalog = CATALOG
 
@@ -77,7 +77,7 @@ class PostgresRows(Rows):
         locked, unique = yield [locking, self._finding()]
         yield from self._take(unique)
         yield from self._check_kept(address)
-        # In a statement of its own: it sees what was committed while the lock was waited for.
+        # In a statement of its own: it sees what was committed during the wait for the lock.
         there = yield from self._is_there(address)
         if not there and not locked.rows[0][0]:
             raise InProgress.about(address, retry_after=RETRY_AFTER)
@@ -116,7 +116,7 @@ class PostgresRows(Rows):
             raise self._written_by_another(claim.address)
         return True
 
-    # No savepoint: each would be a transaction inside the transaction, with a number of its own.
+    # No savepoint: each would be a subtransaction with a number of its own.
 
     def mark(self, claim: Claim) -> SqlFlow[None]:
         yield from ()
@@ -126,10 +126,10 @@ class PostgresRows(Rows):
         return True
 
     def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
-        # The transaction was given up, and cannot be asked: the error has to tell. A unique violation of this very
-        # index comes where a snapshot hides the row of the other.
+        # The transaction was aborted and cannot be queried: the error has to tell. A unique violation of this very
+        # index occurs if a snapshot hides the other delivery's row.
         for seen in causes(error):
-            # asyncpg has it on the error, psycopg beside it.
+            # asyncpg has the attributes on the error itself, psycopg on its `diag`.
             told: Any = getattr(seen, "diag", seen)
             code = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
             table, index = getattr(told, "table_name", None), getattr(told, "constraint_name", None)
@@ -138,7 +138,7 @@ class PostgresRows(Rows):
         yield from ()
 
     def _number(self, address: Address) -> int:
-        """Of the lock. Two keys with one number wait for each other without need, and that is all."""
+        """Return the number of the lock. Two keys with one number only wait for each other needlessly."""
         parts = (*self._column, address.scope, address.key)
         return int.from_bytes(sha256(b"\0".join(str(part).encode() for part in parts)).digest()[:8], signed=True)
 

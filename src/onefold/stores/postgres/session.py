@@ -1,6 +1,6 @@
-"""What the first connection of a store of ours tells about all that follow."""
+"""Properties of the session, learned on the first connection of a store and valid for all later ones."""
 
-# ruff: noqa: S608 - a statement is made of the names in `_sql`, never of values
+# ruff: noqa: S608 - a statement is made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 from onefold.stores.postgres.urls import Settings
 from onefold.stores.sql.records import TABLE
 
-# Behind a pooler, the process that serves a statement is not the one that the connection was told of. The schema is
-# the one in which the tables are; where there are none, the one in which they would be made.
+# Behind a pooler, the process that serves a statement is not the one that the connection was told of. The schema is the
+# one that holds the tables or, if there are none, the one in which they would be created.
 QUESTION: Final = (
     "SELECT pg_backend_pid(), "
     "(SELECT nspname::text FROM pg_namespace JOIN pg_class ON relnamespace = pg_namespace.oid "
@@ -21,12 +21,12 @@ QUESTION: Final = (
 
 
 class Session:
-    """Whether statements can be prepared, and where our tables are: handlers may change their session's search path."""
+    """The use of prepared statements, and the schema of our tables: handlers may change their session's search path."""
 
     def __init__(self, settings: Settings) -> None:
-        # None: nobody has looked yet.
+        # None: not determined yet.
         self.prepare = settings.prepare
-        # In front of our tables, as `located` takes it.
+        # The qualifier of our tables, as for `located`.
         self.where = ""
         self._makes_tables = settings.auto_schema
 
@@ -35,7 +35,7 @@ class Session:
         return self.prepare is not None and self.where != ""
 
     def learn(self, answer: Sequence[Any] | None, backend: int) -> None:
-        """Take what a new connection, which `backend` is said to serve, has answered to the question."""
+        """Evaluate the answer to `QUESTION` on a new connection, which reports its process as `backend`."""
         assert answer is not None
         server, there, first = answer
         if self.prepare is None:

@@ -1,10 +1,11 @@
-"""What a PostgreSQL URL says: where the database is, and how the store shall work there. Read without a driver.
+"""PostgreSQL URLs: where the database is, and the store's options. Parsed without a driver.
 
-Messages name the place without the password, and never quote a URL that could not be read.
+Messages name the database without the password, and never quote a URL that could not be parsed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -15,10 +16,10 @@ from onefold.stores.sql.pool import PATIENCE, SIZE
 
 DRIVERS: Final = ("asyncpg", "psycopg")
 
-# As a URL says them.
+# As written in a URL.
 ISOLATIONS: Final = ("read-committed", "repeatable-read", "serializable")
 
-# A server that is absent and says nothing is not waited for longer. libpq counts in whole seconds.
+# The longest wait for a server that does not answer. libpq counts in whole seconds.
 CONNECT_SECONDS: Final = 10
 
 # For people who look at pg_stat_activity.
@@ -26,40 +27,61 @@ APPLICATION: Final = "onefold"
 
 
 class Settings(NamedTuple):
-    """A database, and how to work there."""
+    """A database, and the options of the store."""
 
-    # For messages: without a password.
+    # The name for messages, without a password.
     name: str
     driver: str
-    # For the driver: without our own options.
+    # The URL for the driver, without our own options.
     url: str
-    # Those of the driver, by their names.
+    # The driver's own options, by name.
     options: dict[str, str]
     auto_schema: bool = True
     isolation: str | None = None
     pool_size: int = SIZE
     pool_timeout: float = PATIENCE
-    # None: where no pooler stands between.
+    # None: prepare unless a pooler is in between.
     prepare: bool | None = None
     purge: bool = True
 
 
 OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prepare", "purge")
 
+# The options of libpq, of PostgreSQL 18 and a few later ones. The installed one may know fewer, and is asked when a
+# connection is opened.
+LIBPQ_OPTIONS: Final = (
+    *("application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname"),
+    *("fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "host", "hostaddr", "keepalives"),
+    *("keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts"),
+    *("max_protocol_version", "min_protocol_version", "oauth_ca_file", "oauth_client_id", "oauth_client_secret"),
+    *("oauth_issuer", "oauth_scope", "options", "passfile", "password", "port", "replication", "require_auth"),
+    *("requirepeer", "scram_client_key", "scram_server_key", "service", "servicefile", "ssl_max_protocol_version"),
+    *("ssl_min_protocol_version", "sslcert", "sslcertmode", "sslcompression", "sslcrl", "sslcrldir", "sslkey"),
+    *("sslkeylogfile", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "sslsni", "target_session_attrs"),
+    *("tcp_user_timeout", "user"),
+)
+
+# The options that asyncpg reads from a URL. It sends any other to the server as a setting.
+ASYNCPG_OPTIONS: Final = (
+    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options", "passfile", "password"),
+    *("port", "service", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey"),
+    *("sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
+)
+
 
 def settings_of(url: str) -> Settings:
-    """The place that this URL names."""
+    """Parse a URL into settings."""
     check_password(url)
     parts = urlsplit(url)
     if parts.fragment:
-        # It would be left out, silently.
+        # It would be dropped silently.
         raise unreadable()
     scheme, _, driver = parts.scheme.partition("+")
     credentials, _, hosts = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     ours: dict[str, str] = {name: options.pop(name) for name in OPTIONS if name in options}
-    # libpq takes a plus for a plus.
+    # libpq takes a plus for a plus, not for a space.
     plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote), fragment="")
     return Settings(
         name=f"{scheme}://{f'{user}@' if user else ''}{hosts}{parts.path}",
@@ -87,15 +109,15 @@ def _checked(ours: dict[str, str]) -> dict[str, Any]:
 
 
 def _isolation(written: str) -> str:
-    """The level as SQL says it. Spaces and underscores are taken for hyphens."""
+    """Return the level as SQL writes it. Spaces and underscores count as hyphens."""
     level = written.lower().replace("_", "-").replace(" ", "-")
     if level not in ISOLATIONS:
         one_of(written, ISOLATIONS, "isolation")
     return level.replace("-", " ")
 
 
-def check_options(settings: Settings, known: list[str]) -> None:
-    """Refuse an option that neither we nor the driver knows: a mistyped one would do nothing, silently."""
+def check_options(settings: Settings, known: Sequence[str]) -> None:
+    """Refuse an option that neither we nor the driver knows: a mistyped one would be ignored silently."""
     for name in settings.options:
         if name not in known:
             every = (*OPTIONS, *known)
@@ -105,5 +127,5 @@ def check_options(settings: Settings, known: list[str]) -> None:
 def unreadable() -> UsageError:
     return UsageError(
         "the PostgreSQL URL cannot be read. Write postgresql://user:password@host:5432/database, with %40 for @, "
-        "%23 for #, %2F for /, %3A for :, %3F for ? and %25 for % inside of user and password"
+        "%23 for #, %2F for /, %3A for :, %3F for ? and %25 for % in the user and password"
     )

@@ -1,7 +1,7 @@
 """Redis and Valkey: one string for each record, one script for each operation, one round trip for each call.
 
-The clock is the server's, and so is the expiry of records. It never hides a failure: errors of the server or the client
-library become `StoreUnavailable`, and nothing runs unclaimed. `docs/stores/redis.md` says what a server of this kind
+The clock is the server's, and so is the expiry of records. A failure is never hidden: errors of the server or the
+client library become `StoreUnavailable`, and nothing runs unclaimed. `docs/stores/redis.md` lists what such a server
 may lose (in a failover, by eviction, in a crash).
 """
 
@@ -22,12 +22,13 @@ from onefold.stores.redis import clients, records
 from onefold.stores.redis.errors import is_failure, translated
 from onefold.stores.redis.event_loops import Loops
 from onefold.stores.redis.keys import Keys
+from onefold.stores.redis.kind import KIND
 from onefold.stores.redis.operations import Operations
 from onefold.stores.redis.records import ScriptCall
 from onefold.stores.redis.reserved import Renewals
 from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 from onefold.stores.redis.sender import Sender
-from onefold.stores.redis.urls import KIND, PREFIX, Settings, parsed
+from onefold.stores.redis.urls import PREFIX, Settings, parsed
 from onefold.stores.reserved import came_to_nothing, unsent
 
 __all__ = ["KIND", "PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
@@ -41,12 +42,12 @@ RUNNING: Final = State.RUNNING
 # The prefix is in every key, and so in the memory of every record.
 PREFIX_MAX: Final = 128
 
-# A replica in the same network has a write within a few milliseconds.
+# A replica in the same network receives a write within a few milliseconds.
 WAIT_TIMEOUT: Final = 1.0
 
 
 class _Options:
-    """What both stores were told, and what follows from it."""
+    """The settings common to both stores."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -106,11 +107,11 @@ class RedisStore(_Options):
         return self._dispatch(self._operations.claim_all, entries)
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        """Renew the leases, on the connections that are reserved for it."""
+        """Renew the leases on the connections reserved for it."""
         try:
             sender = self._renewing().sender
             return run(self._operations.extend_all(sender, claims), sender)
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
@@ -134,7 +135,7 @@ class RedisStore(_Options):
         return self._dispatch(facts_of, self._terms.keys.prefix, self._wait)
 
     def close(self) -> None:
-        """Close what the store has opened, not your own client. Using it after that opens another."""
+        """Close the connections that the store has opened, not your own client. Later use opens new ones."""
         if self._renewals is not None:
             self._renewals.close()
         opened, sender, self._opened = self._opened, self._sender, None
@@ -144,10 +145,10 @@ class RedisStore(_Options):
             opened.close()
 
     def _reserve(self) -> None:
-        """Open the connections for renewals. Without them no claim is made: nobody could keep it alive."""
+        """Open the connections for renewals. Without them no claim is made: nothing could keep it alive."""
         try:
             self._renewing().hold()
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             with unsent():
                 _raise(error, self._terms.where)
 
@@ -161,7 +162,7 @@ class RedisStore(_Options):
         try:
             sender = self._sender or self._open()
             return sender.call(call) if wait is None else run(dispatch(sender, [call], wait), sender)[0]
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
     def _dispatch(
@@ -170,13 +171,13 @@ class RedisStore(_Options):
         try:
             sender = self._sender or self._open()
             return run(operation(sender, *args, **kwargs), sender)
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
     def _open(self) -> Sender:
         assert self._terms.settings is not None
         if self._pid != os.getpid():
-            # A thread of the parent may have been opening one as it forked.
+            # A thread of the parent may have held the lock at the fork.
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
             if self._sender is None:
@@ -227,11 +228,11 @@ class AsyncRedisStore(_Options):
         return await self._dispatch(self._operations.claim_all, entries)
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        """Renew the leases, on the connections that are reserved for it."""
+        """Renew the leases on the connections reserved for it."""
         try:
             sender = await self._loops.renewals()
             return await run_async(self._operations.extend_all(sender, claims), sender)
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
     def renewal_groups(self, claims: Sequence[Claim]) -> list[list[int]]:
@@ -245,15 +246,21 @@ class AsyncRedisStore(_Options):
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._dispatch(self._operations.browse, query, limit)
 
+    async def facts(self) -> dict[str, Any]:
+        """Return what the servers report about themselves."""
+        from onefold.stores.redis.facts import facts_of
+
+        return await self._dispatch(facts_of, self._terms.keys.prefix, self._wait)
+
     async def aclose(self) -> None:
-        """Close what was opened in this event loop, but not your own client. Using it again opens another."""
+        """Close the connections opened in this event loop, not your own client. Later use opens new ones."""
         await self._loops.close()
 
     async def _reserve(self) -> None:
         """Open the connections for renewals, as `RedisStore` does."""
         try:
             await self._loops.renewals()
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             with unsent():
                 _raise(error, self._terms.where)
 
@@ -266,7 +273,7 @@ class AsyncRedisStore(_Options):
         try:
             sender = await self._loops.sender()
             return await run_async(operation(sender, *args, **kwargs), sender)
-        except Exception as error:  # noqa: BLE001 - what is not of a client library is raised as it is
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
 
@@ -278,6 +285,11 @@ def open_store(url: str) -> RedisStore:
 def open_async_store(url: str) -> AsyncRedisStore:
     """Open a store for an `AsyncGuard`."""
     return AsyncRedisStore(url)
+
+
+def check_url(url: str, *, is_async: bool) -> None:
+    """Raise `UsageError` for a URL or an option that is wrong. No client library is imported."""
+    _terms(url, None, None, None, is_async=is_async)
 
 
 def adopt(client: Any, *, is_async: bool) -> RedisStore | AsyncRedisStore:
@@ -294,7 +306,7 @@ class Terms(NamedTuple):
     """The checked settings of a store. Without settings, the client is the caller's."""
 
     settings: Settings | None
-    # For messages: without a password.
+    # The name for messages, without a password.
     where: str
     keys: Keys
     wait: Wait | None
@@ -325,7 +337,7 @@ def _terms(
 
 def _checked_prefix(prefix: object) -> str:
     if not isinstance(prefix, str) or not prefix or len(prefix.encode()) > PREFIX_MAX:
-        raise UsageError(f"prefix={prefix!r} has to be a text of 1 to {PREFIX_MAX} bytes, such as {PREFIX!r}")
+        raise UsageError(f"prefix={prefix!r} has to be a string of 1 to {PREFIX_MAX} bytes, such as {PREFIX!r}")
     return prefix
 
 

@@ -1,21 +1,19 @@
 """Perform the steps of a dispatch on the connections of an async client, in one event loop.
 
-It decides nothing, and works like the sync one, except that a cluster's nodes send by themselves.
+It decides nothing, and works like the sync one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
 from typing import Any, Final
 
 from onefold.stores.redis.records import packed
-from onefold.stores.redis.routing import Exchange, NodeBatch, Pause, Step
+from onefold.stores.redis.routing import Alone, Cluster, Exchange, NodeBatch, Pause, Step, errors_of
 from onefold.stores.redis.sender import named
-from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
 from onefold.stores.reserved import connecting
 
-# A thousand tasks may ask at the same moment. This many connections serve them, and the others wait for their turn.
+# A thousand tasks may call at the same time. This many connections serve them, and the others wait for their turn.
 CONNECTIONS_MAX: Final = 50
 
 
@@ -57,7 +55,7 @@ class AsyncSender(Alone):
             await pool.release(connection)
 
     async def _spoken(self, connection: Any, batch: NodeBatch) -> list[Any]:
-        """Return the replies to a batch, and to what follows on the same connection."""
+        """Return the replies to a batch, and to the command that follows on the same connection."""
         try:
             await connection.send_packed_command(packed(batch.commands))
             replies = [await self._heard(connection) for _ in batch.commands]
@@ -81,33 +79,27 @@ class AsyncSender(Alone):
 
 
 class AsyncClusterSender(Cluster, AsyncSender):
-    """A client of a cluster. Its nodes lend no connections, but they send what belongs together."""
+    """A client of a cluster.
 
-    def __init__(self, client: Any, connections_max: int) -> None:
-        super().__init__(client, connections_max)
-        self._command = import_module(f"{library_of(client)}.asyncio.cluster").PipelineCommand
+    Its nodes can send what belongs together by themselves. Not all versions of the libraries give the connection back
+    if that is cancelled, and a node lends only so many.
+    """
 
     async def begin(self) -> None:
         await self.client.initialize()
 
     async def _exchange(self, batch: NodeBatch) -> list[Any]:
         node = batch.node
-        if batch.after is not None:
-            # On one connection: a server waits for the replicas of what came on the same.
-            connection = node.acquire_connection()
-            try:
-                return await self._spoken(connection, batch)
-            finally:
-                (getattr(node, "release", None) or node._free.append)(connection)
-        commands = [self._command(number, *command, NEVER_DECODE=True) for number, command in enumerate(batch.commands)]
-        await node.execute_pipeline(commands)
-        for command in commands:
-            if isinstance(command.result, Exception) and not isinstance(command.result, self.errors.ResponseError):
-                # If one connection is dead, those that were idle are too.
-                if hasattr(node, "disconnect_free_connections"):
-                    await node.disconnect_free_connections()
-                raise command.result
-        return [command.result for command in commands]
+        connection = node.acquire_connection()
+        try:
+            return await self._spoken(connection, batch)
+        except (self.errors.ConnectionError, self.errors.TimeoutError):
+            # If one connection is dead, those that were idle are too.
+            if hasattr(node, "disconnect_free_connections"):
+                await node.disconnect_free_connections()
+            raise
+        finally:
+            (getattr(node, "release", None) or node._free.append)(connection)
 
     async def _refresh(self) -> None:
         await self.client.nodes_manager.initialize()

@@ -1,7 +1,7 @@
 """List records for tools, in the order of their addresses, although Redis keeps keys in no order.
 
-A page scans every key of the database (SCAN, on each primary), and keeps the first addresses that it needs. So that a
-long listing does not do so for each of its pages, it keeps more of them, for the pages that follow.
+A page scans every key of the database (SCAN, on each primary), and keeps the first addresses that it needs. To avoid a
+scan for each page of a long listing, it keeps more of them, for the following pages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from onefold.stores.redis import records
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.routing import RedisFlow, Topology, dispatch, send_to
 
-# How many keys a server looks at before it serves others: a fraction of a millisecond.
+# How many keys a server scans before it serves others: a fraction of a millisecond.
 SCAN_COUNT: Final = b"1000"
 
-# Addresses that are kept for the pages to come: some megabytes, and a million records are listed in fifty scans.
+# Addresses kept for later pages: some megabytes, and a million records are listed in fifty scans.
 LISTED_MAX: Final = 20_000
 
-# How long a following page may be served from what an earlier one has found.
+# How long a later page may be served from an earlier scan.
 LISTING_SECONDS: Final = 10.0
 
 
@@ -38,8 +38,8 @@ class Listing(NamedTuple):
 def browse(
     topology: Topology, keys: Keys, query: Query, limit: int, left: Listing | None
 ) -> RedisFlow[tuple[list[Record], Listing]]:
-    """Return one page, and what it leaves for the next."""
-    # A new listing must show what is there now.
+    """Return one page, and the listing for the next."""
+    # A new listing must show the current records.
     goes_on = left is not None and query.after is not None and left.query == query
     listing = left if left is not None and goes_on else Listing(query, [], complete=False)
     page: list[Record] = []
@@ -52,9 +52,9 @@ def browse(
         wanted = limit - len(page)
         chosen, rest = listing.rest[:wanted], listing.rest[wanted:]
         page += yield from _read(topology, keys, chosen, query)
-        # The query of the next scan, if there has to be one: it continues after what was read.
+        # The query of the next scan, if one is needed: it continues after the last address read.
         listing = Listing(query._replace(after=chosen[-1]), rest, listing.complete)
-    # The next page begins after the last record that was shown, not after one that was gone when it was read.
+    # The next page begins after the last record shown, not after one that was gone when it was read.
     return page, listing._replace(query=query._replace(after=page[-1].address if page else query.after))
 
 

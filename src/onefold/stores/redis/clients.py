@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from onefold._checks import not_installed
 from onefold.errors import UsageError
 from onefold.stores.redis.async_sender import CONNECTIONS_MAX, AsyncClusterSender, AsyncSender
 from onefold.stores.redis.reserved import AsyncReservedClusterSender, AsyncReservedSender
+from onefold.stores.redis.routing import library_of
 from onefold.stores.redis.sender import ClusterSender, ConnectionCache, ConnectionPool, Sender
-from onefold.stores.redis.topology import library_of
 from onefold.stores.redis.urls import Settings
 
-# One connection for each thread that asks at the same moment: the threads are the limit.
+# One connection for each concurrent thread: the threads are the limit.
 UNLIMITED: Final = 2**31
 
 
 class Opened(NamedTuple):
-    """Our own client, and whatever else has to be closed with it."""
+    """A client of our own, and whatever else has to be closed with it."""
 
     client: Any
     besides: Sequence[Any] = ()
@@ -34,12 +35,12 @@ class Opened(NamedTuple):
 
 
 def opened(settings: Settings, *, is_async: bool) -> Opened:
-    """Create a client that the caller of this has to close. A sync cluster client queries the cluster at once."""
+    """Create a client, which the caller has to close. A sync cluster client queries the cluster at once."""
     redis = _library()
     namespace = import_module("redis.asyncio") if is_async else redis
     retry = import_module("redis.asyncio.retry" if is_async else "redis.retry").Retry
     no_backoff = import_module("redis.backoff").NoBackoff
-    # Dispatches send again what may be sent again. RESP2, because nothing newer is needed.
+    # Dispatches retry by themselves. RESP2, because nothing newer is needed.
     usual = {"protocol": 2, "max_connections": CONNECTIONS_MAX if is_async else UNLIMITED}
     options = usual | settings.options | settings.login | {"retry": retry(no_backoff(), 0)}
     if settings.kind == "unix":
@@ -65,7 +66,7 @@ def opened(settings: Settings, *, is_async: bool) -> Opened:
 
 
 def _close_asked(nodes: list[Any]) -> None:
-    """Close the connections over which a client has asked these nodes: one that fails to open leaves them open."""
+    """Close the connections over which a client queried these nodes: a client that fails to open leaves them open."""
     for node in nodes:
         asked = getattr(node, "redis_connection", None)
         if asked is not None:
@@ -76,7 +77,7 @@ def _library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise UsageError("the Redis client library is not installed: pip install 'onefold[redis]'") from error
+        raise not_installed("redis", "redis") from error
     return redis
 
 
@@ -110,15 +111,15 @@ def check(client: Any, *, is_async: bool) -> None:
     if _is_async_client(client) != is_async:
         mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
         raise UsageError(
-            f"{type(client).__module__}.{type(client).__name__} belongs to {other}, and this is {mine}: "
-            f"pass a client of {library_of(client)}{'.asyncio' if is_async else ''}"
+            f"{type(client).__module__}.{type(client).__name__} belongs to {other}, but this is {mine}: pass a "
+            f"client of {library_of(client)}{'.asyncio' if is_async else ''}"
         )
     if getattr(getattr(client, "connection_pool", None), "is_master", True) is False:
         raise UsageError("this client asks replicas, which may not know of a claim yet: pass sentinel.master_for(…)")
 
 
 def server_name(client: Any) -> str:
-    """Return where the servers of a client are, for messages: without a password."""
+    """Return the location of a client's servers for messages, without a password."""
     if _is_cluster(client):
         return "Redis cluster"
     pool = client.connection_pool

@@ -10,7 +10,9 @@ from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 PERMISSIONS: Final = "+evalsha +eval +get +set +del +pttl +time +scan +wait"
 CLUSTER_PERMISSIONS: Final = "+cluster|slots +command +asking"
 
-_LOGIN: Final = "it refuses the login, or wants one. Check the user and the password: redis://user:password@host:port"
+_LOGIN: Final = (
+    "it refuses the login, or requires one. Check the user and the password: redis://user:password@host:port"
+)
 
 # By the code with which the server's reply begins.
 PROBLEMS: Final = {
@@ -19,14 +21,14 @@ PROBLEMS: Final = {
     "NOPERM": f"this user lacks a permission. Give it ~PREFIX* {PERMISSIONS}; in a cluster {CLUSTER_PERMISSIONS} too",
     "READONLY": "it is a read-only replica. Name the primary, or let Sentinel name it: redis+sentinel://",
     "OOM": "it is full: it has reached maxmemory. Give it more, or keep records for a shorter time",
-    "LOADING": "it has been started, and is still reading its data. It will answer soon",
-    "BUSY": "a script that somebody else runs there takes too long. Look at SLOWLOG, end it with SCRIPT KILL",
-    "MISCONF": "it cannot write to its disk, and takes no writes. Look at its log",
-    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write, and takes no writes. Look at the replicas",
+    "LOADING": "it has started, and is still loading its data. It will answer soon",
+    "BUSY": "another client's script takes too long there. Look at SLOWLOG, end it with SCRIPT KILL",
+    "MISCONF": "it cannot write to its disk, and accepts no writes. Look at its log",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write, and accepts no writes. Look at the replicas",
     "CLUSTERDOWN": "the cluster is down, or has no primary for this slot. Look at CLUSTER INFO",
     "MASTERDOWN": "it is a replica that has lost its primary. Name the primary",
     "TRYAGAIN": "the cluster is moving this slot. Try again",
-    "WRONGTYPE": "another program has put something of its own under a key of ours. Choose another prefix",
+    "WRONGTYPE": "another program has stored its own data under one of Onefold's keys. Choose another prefix",
 }
 
 # Error classes of the library whose messages have lost the code, or never had one.
@@ -44,12 +46,12 @@ CODES: Final = {
     "MovedError": "MOVED",
 }
 
-# The message of a cluster's client about a server that is in none: there is no code for it.
+# The messages of a cluster client about a server outside a cluster: there is no code for it.
 NO_CLUSTER: Final = ("cluster support disabled", "Cluster mode is not enabled")
 
 
 def is_failure(error: Exception) -> bool:
-    """Return whether this comes from a client library, or from its sockets; anything else is a programming error."""
+    """Return whether an error comes from a client library or its sockets; any other is a programming error."""
     roots = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, OSError) or bool(roots & {"redis", "valkey"})
 
@@ -71,14 +73,14 @@ def _problem(error: Exception) -> str:
     if "TimeoutError" in names:
         return f"it did not answer in time ({error}). Is it overloaded? Then raise socket_timeout"
     if "MasterNotFoundError" in names:
-        return f"no Sentinel knows a primary ({error}). Check the service's name, or wait for the fail-over"
+        return f"no Sentinel knows a primary ({error}). Check the service's name, or wait for the failover"
     if "ConnectionError" in names or "OSError" in names or "RedisClusterException" in names:
         return f"it cannot be reached ({error}). Is it running, and is this its address?"
     return f"the server says: {error}"
 
 
 def _code(error: Exception) -> str:
-    """Return the server's code. A cluster's client wraps what its servers said into its own errors."""
+    """Return the server's code. A cluster client wraps its servers' errors in its own."""
     inner: BaseException | None = error
     while inner is not None:
         for kind in type(inner).__mro__:

@@ -1,6 +1,6 @@
 """Keep a client for each event loop, opened on first use there and closed with the loop.
 
-An asyncio connection belongs to the loop that opened it. An async guard may live through several of them.
+An asyncio connection belongs to the loop that opened it. An async guard may outlive several loops.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from onefold.stores.redis.reserved import AsyncReservedSender
 from onefold.stores.redis.urls import Settings
 
 # Senders of a process that has forked. Their sockets, and the selectors that watch them, are still the parent's: a
-# child must neither use nor close them, and a garbage collector would.
+# child must neither use nor close them, and the garbage collector would close them.
 _inherited: Final[list[Any]] = []
 
 
 class Here(NamedTuple):
-    """The sender of one loop, and what closes it as the loop ends."""
+    """The senders of one loop, and the generator that closes them when the loop ends."""
 
     sender: AsyncSender
     renewals: AsyncReservedSender
@@ -49,7 +49,7 @@ class Loops:
         return renewals
 
     def known_renewals(self) -> AsyncReservedSender | None:
-        """Return the sender for renewals if it was opened in this loop. It sends nothing."""
+        """Return the sender for renewals if it was opened in this loop. Send nothing."""
         here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
         return here.renewals if here is not None and here.renewals.is_held else None
 
@@ -74,7 +74,7 @@ class Loops:
         renewals = clients.async_reserved_sender(client)
         cache = self._kept(loop, renewals, opened)
         here = self._here[loop] = Here(clients.async_sender(client), renewals, cache)
-        # A loop that ends closes the generators that were begun in it (asyncio.run and Runner do), and so this one.
+        # A loop that ends closes the async generators started in it (asyncio.run and Runner do), and so this one.
         await anext(cache)
         return here
 

@@ -1,4 +1,4 @@
-"""Collect what Redis and Valkey report about themselves, server by server, without a judgement.
+"""Collect the facts that Redis and Valkey report about themselves, server by server, without judgement.
 
 Nothing is written. Managed services forbid some of the commands; those facts are `Untold`.
 """
@@ -6,7 +6,7 @@ Nothing is written. Managed services forbid some of the commands; those facts ar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from onefold.stores.base import Untold
@@ -18,13 +18,14 @@ SETTINGS: Final = ("save", "appendfsync", "min-replicas-to-write")
 SAMPLE_ROUNDS_MAX: Final = 10
 SAMPLE_COUNT: Final = b"1000"
 
-# A server that cannot be reached says this about everything.
+# The facts that are missing for an unreachable server.
 NAMES: Final = ("info", "clock", *SETTINGS, "cluster", "sample")
 
 
 def facts_of(topology: Topology, prefix: bytes, wait: Wait | None) -> RedisFlow[dict[str, Any]]:
-    """Return the facts of each primary. If none of them answers, this raises what the client library does."""
-    servers, lost = [], []
+    """Return the facts of each primary. If none of them answers, raise the client library's error."""
+    servers: list[dict[str, Any]] = []
+    lost = []
     for node in topology.nodes():
         try:
             told = yield from _told_by(node, prefix, clustered=topology.clustered)
@@ -39,8 +40,15 @@ def facts_of(topology: Topology, prefix: bytes, wait: Wait | None) -> RedisFlow[
         "clustered": topology.clustered,
         "wait_replicas": 0 if wait is None else wait.replicas,
         "clock": servers[0]["clock"],
+        "evicted_keys": _evicted(server["info"] for server in servers),
         "servers": servers,
     }
+
+
+def _evicted(infos: Iterable[dict[str, str] | Untold]) -> int | Untold:
+    """Return how many keys the servers have evicted since they started, as far as they report it."""
+    told = [int(info["evicted_keys"]) for info in infos if not isinstance(info, Untold) and "evicted_keys" in info]
+    return sum(told) if told else Untold("no server reports it")
 
 
 def _told_by(node: Any, prefix: bytes, *, clustered: bool) -> RedisFlow[dict[str, Any]]:
@@ -60,10 +68,10 @@ def _told_by(node: Any, prefix: bytes, *, clustered: bool) -> RedisFlow[dict[str
 
 
 def _asked(node: Any, questions: list[tuple[bytes, ...]]) -> RedisFlow[list[Any]]:
-    """Return the replies of one node, in one message. A refusal is `Untold`, and a lost connection is raised."""
+    """Return the replies of one node to one message. A refusal is `Untold`; a lost connection is raised."""
     (answer,) = yield Exchange([NodeBatch(node, questions)])
     if isinstance(answer, Exception):
-        # An idle connection may be dead. The others have been dropped with it, so this one is new.
+        # An idle connection may have been dead. The others were dropped with it, so this one is new.
         (answer,) = yield Exchange([NodeBatch(node, questions)])
     if isinstance(answer, Exception):
         raise answer
@@ -86,15 +94,15 @@ def _sample(node: Any, prefix: bytes) -> RedisFlow[dict[str, int] | Untold]:
 
 
 def _lines(reply: Any) -> dict[str, str] | Untold:
-    """Parse the reply of INFO, or of CLUSTER INFO: a sender for each field."""
+    """Parse the reply of INFO, or of CLUSTER INFO: one line for each field."""
     if isinstance(reply, Untold):
         return reply
-    pairs = (sender.partition(":") for sender in reply.decode(errors="replace").splitlines() if ":" in sender)
+    pairs = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
 
 
 def _value(reply: Any) -> str | Untold:
-    """Parse the reply of CONFIG GET: a name and its value; RESP3 has a map."""
+    """Parse the reply of CONFIG GET: a name and its value, in RESP3 a map."""
     if isinstance(reply, Untold):
         return reply
     flat = [part for pair in reply.items() for part in pair] if isinstance(reply, Mapping) else list(reply)

@@ -23,11 +23,11 @@ class Keys:
 
     def of(self, address: Address) -> bytes:
         scope, operation = address.scope.encode(), address.operation.encode()
-        # Neither has more than 255 bytes. Preceded by their lengths, no separator could be confused.
+        # Neither has more than 255 bytes. Length prefixes leave no separator to be confused.
         return b"%b%c%b%c%b%b" % (self.prefix, len(scope), scope, len(operation), operation, _packed(address.key))
 
     def address(self, key: bytes) -> Address | None:
-        """Return the address of one of our keys; None for another's that happens to begin with our prefix."""
+        """Return the address of one of our keys; None for a foreign key that happens to begin with our prefix."""
         scope_at = len(self.prefix) + 1
         try:
             operation_at = scope_at + key[scope_at - 1] + 1
@@ -38,7 +38,7 @@ class Keys:
             return None
 
     def pattern(self, scope: str | None, operation: str | None) -> bytes:
-        """Return the pattern for SCAN. The parts of an address narrow it from the left."""
+        """Return the pattern for SCAN. Scope and operation narrow it from the left."""
         known = self.prefix
         for part in (scope, operation):
             if part is None:
@@ -58,7 +58,7 @@ def _packed(key: str) -> bytes:
             number = bytes.fromhex(key.replace("-", ""))
         except ValueError:
             return key.encode()
-        # Other ways to write the same number are other keys.
+        # Another spelling of the same number is another key.
         if _as_uuid(number) == key:
             return UUID_MARK + number
     return key.encode()

@@ -14,7 +14,7 @@ from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 
 
 class Operations:
-    """Each operation is a dispatch. Claims and ends wait for replicas, if configured."""
+    """The operations as dispatches. Claims and ends wait for replicas, if configured."""
 
     def __init__(self, keys: Keys, wait: Wait | None) -> None:
         self._keys = keys
@@ -34,7 +34,7 @@ class Operations:
         return [bool(reply) for reply in replies]
 
     def renewal_groups(self, topology: Topology, claims: Sequence[Claim]) -> list[list[int]]:
-        """Return the indexes of the claims by their primaries: a silent one keeps no other waiting."""
+        """Return the indexes of the claims by primary: an unresponsive one does not delay the others."""
         groups: dict[int, list[int]] = {}
         if not topology.clustered:
             return [list(range(len(claims)))]
@@ -42,14 +42,14 @@ class Operations:
             try:
                 primary = id(topology.node_of(self._keys.of(claim.address)))
             except topology.errors.SlotNotCoveredError:
-                # The sender asks the cluster first.
+                # The sender refreshes the topology first.
                 primary = 0
             groups.setdefault(primary, []).append(number)
         return list(groups.values())
 
     def close_all(self, topology: Topology, closes: Sequence[Close]) -> RedisFlow[list[bool]]:
         calls = [records.close(self._keys.of(close.claim.address), close) for close in closes]
-        # If everything is given back, there is nothing that a failover must not lose.
+        # If everything is released, there is nothing that a failover must not lose.
         ends = any(isinstance(close.by, Ending) for close in closes)
         replies = yield from dispatch(topology, calls, self._wait if ends else None)
         return [bool(reply) for reply in replies]

@@ -30,17 +30,17 @@ STATES: Final = (State.RUNNING, State.OPEN, State.DONE, State.FAILED, State.HELD
 NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 OMITTED, WIDE, USUAL, UNUSUAL, LATER = 8, 16, 32, 64, 128
 
-# Redis counts in milliseconds. A longer TTL is forever: no number can overflow on the way.
+# Redis counts in milliseconds. A longer TTL is forever, so that no number can overflow.
 YEARS_MAX: Final = 1_000
 MILLISECONDS_MAX: Final = YEARS_MAX * 366 * 24 * 3600 * 1000
 FOREVER: Final = b""
 
 NOTHING: Final = bytes(4)
 NOW_AND_LEFT: Final = struct.Struct(">dd")
-# The two above, and the shortest record.
+# The two numbers above, and the shortest record.
 RECORD_MIN: Final = 16 + 24
 
-# A command as Redis takes it: its name, and its arguments.
+# A command in Redis's form: its name, and its arguments.
 Command = tuple[bytes, ...]
 
 
@@ -54,12 +54,12 @@ def packed(commands: Sequence[Command]) -> bytes:
 
 
 class Script(NamedTuple):
-    """A script on the server: called by its hash, or with its text if the server does not know it (any more)."""
+    """A script on the server: called by its hash, or with its text if the server does not have it (any more)."""
 
     by_hash: Command
     by_text: Command
     # The constant words of a call by hash.
-    front: bytes
+    head: bytes
 
 
 class ScriptCall(NamedTuple):
@@ -76,15 +76,15 @@ class ScriptCall(NamedTuple):
         return (*self.script.by_text, self.key, *self.arguments)
 
     def packed(self) -> bytes:
-        """Encode the call by hash, as it is sent alone."""
+        """Encode the call by hash, as it is sent on its own."""
         command = (self.key, *self.arguments)
-        return b"*%d\r\n%b%b" % (3 + len(command), self.script.front, on_the_wire(command))
+        return b"*%d\r\n%b%b" % (3 + len(command), self.script.head, on_the_wire(command))
 
 
 def _script(*names: str) -> Script:
     folder = files("onefold.stores.redis") / "lua"
     text = b"".join((folder / f"{name}.lua").read_bytes() for name in ("record", *names))
-    # The hash is Redis's name for a script, and protects nothing.
+    # The hash is only Redis's name for a script; it protects nothing.
     named = (b"EVALSHA", hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), b"1")
     return Script(named, (b"EVAL", text, b"1"), on_the_wire(named))
 
@@ -98,15 +98,13 @@ READ: Final = _script("read")
 
 def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> ScriptCall:
     if len(entry.token) != TOKEN_SIZE:
-        raise UsageError(f"a token has {TOKEN_SIZE} bytes, and this one has {len(entry.token)}")
+        raise UsageError(f"a token has {TOKEN_SIZE} bytes, but this one has {len(entry.token)}")
     form, lease = NUMBERS[entry.state], b""
     if entry.state is State.RUNNING:
         lease = _milliseconds(entry.lease)
     if entry.omitted:
         form |= OMITTED
-    # The revision continues only if the token stays, as it does when a record is marked held.
-    marking = replacing is not None and replacing.token == entry.token
-    revision = replacing.revision + 1 if replacing is not None and marking else 1
+    revision = entry.revision_after(replacing)
     if entry.attempt > SMALL_MAX or revision > SMALL_MAX or entry.bypasses:
         form |= WIDE
         rest = struct.pack(">III", entry.attempt, revision, entry.bypasses)
@@ -118,8 +116,8 @@ def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> ScriptCa
         rest += entry.fingerprint if usual else struct.pack(">I", len(entry.fingerprint)) + entry.fingerprint
     rest += _contents(entry.notes, entry.result, entry.remark)
     seen = () if replacing is None else (replacing.token, b"%d" % replacing.revision)
-    front = entry.token + b"%c" % form
-    return ScriptCall(CLAIM, key, (front, _milliseconds(entry.age), lease, _ttl(entry.ttl), rest, *seen))
+    head = entry.token + b"%c" % form
+    return ScriptCall(CLAIM, key, (head, _milliseconds(entry.age), lease, _ttl(entry.ttl), rest, *seen))
 
 
 def claimed(address: Address, reply: Any) -> Record | Gone | None:
@@ -148,7 +146,7 @@ def release(key: bytes, claim: Claim, released: Released | None = None) -> Scrip
 
 
 def close(key: bytes, close: Close) -> ScriptCall:
-    """One ending of a batch."""
+    """Return the call that ends one claim of a batch."""
     if isinstance(close.by, Ending):
         return finish(key, close.claim, close.by)
     return release(key, close.claim, close.by)
@@ -229,12 +227,12 @@ def _read_field(shown: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _milliseconds(duration: float) -> bytes:
-    # Rounded up: a lease is never shorter than its owner was told.
+    # Rounded up: a lease is never shorter than promised.
     exact = duration * 1000
     return b"%d" % (math.ceil(exact) if 0 < exact < MILLISECONDS_MAX else exact > 0 and MILLISECONDS_MAX)
 
 
 def _ttl(ttl: float) -> bytes:
-    # A record without a TTL does not exist; the shortest that the server knows is a millisecond.
+    # The shortest TTL is a millisecond; with zero the record would not exist.
     exact = ttl * 1000
     return FOREVER if exact > MILLISECONDS_MAX else b"%d" % (math.ceil(exact) if exact > 1 else 1)

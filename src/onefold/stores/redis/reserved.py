@@ -1,7 +1,7 @@
 """The connections on which a store in Redis renews its claims: one to each primary, outside the client's pools.
 
-Handlers may hold everything that a client's pool lends. They cannot hold these connections, which are opened here with
-the pool's own settings.
+Handlers may exhaust a client's pool. They cannot take these connections, which are opened here with the pool's own
+settings.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def new_connection(node: Any) -> Any:
 
 
 def _name(node: Any) -> object:
-    """Return what identifies a node: a cluster node cannot be hashed, but has a name; a pool has none."""
+    """Return the identity of a node: a cluster node is not hashable, but has a name; a pool has none."""
     return getattr(node, "name", None) or id(node)
 
 
 class Reserve(ConnectionCache):
-    """Lends one connection for each pool, which the pool does not know of."""
+    """Lends one connection for each pool, unknown to the pool."""
 
     def take(self, pool: Any) -> Any:
         self._leave_the_parents()
@@ -38,7 +38,7 @@ class Reserve(ConnectionCache):
             return connection
 
     def drop_idle_of(self, pool: Any) -> None:
-        """Do nothing: there is one for each pool, and it was discarded."""
+        """Do nothing: there is one connection for each pool, and it was discarded."""
 
     def give_back(self, pool: Any, connection: Any) -> None:
         if self._closed or self._idle.get(pool):
@@ -58,7 +58,7 @@ class Renewals:
         self._opened_in = 0
 
     def hold(self) -> None:
-        """Open the connections, unless that was done in this process.
+        """Open the connections, unless they were opened in this process.
 
         If they were lost since, dispatches reopen them.
         """
@@ -75,18 +75,18 @@ class Renewals:
 
 
 class AsyncReservedSender(AsyncSender):
-    """The async sender for renewals: one connection for each node, which the client does not know of."""
+    """The async sender for renewals: one connection for each node, unknown to the client."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client, 1)
         self._connections: dict[object, Any] = {}
-        # One dispatch at a time on each connection: a silent node keeps no other waiting.
+        # One dispatch at a time on each connection: an unresponsive node does not delay the others.
         self._turns: dict[object, asyncio.Lock] = {}
         self._held = False
 
     @property
     def is_held(self) -> bool:
-        """Whether the connections were opened. If they were lost since, dispatches reopen them."""
+        """Return whether the connections were opened. If they were lost since, dispatches reopen them."""
         return self._held
 
     async def hold(self) -> None:

@@ -1,15 +1,16 @@
-"""Route calls to the servers: which are sent where, and which are sent again.
+"""Route calls to the servers: where each is sent, and which are sent again.
 
 Written once, as generators of steps (`_concurrency.generators`); `sender` and `async_sender` perform them. No I/O, no
 clock.
 
 Every call may be sent twice, because every operation is idempotent by its token. So a call whose connection was lost is
-sent again, at once and then after a pause. One that timed out is not: it has had all the time that it may take.
+sent again, at once and then after a pause. A call that timed out is not: it has used up its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -20,14 +21,14 @@ from onefold.stores.redis.records import Command, ScriptCall
 T = TypeVar("T")
 
 # What one call can meet in turn: an unknown script, a slot that has moved, another that is moving, two lost
-# connections. A cluster that has more to say is not well.
+# connections. A cluster that needs more rounds is unhealthy.
 ROUNDS_MAX: Final = 6
 
-# An idle connection may be dead, and a server that restarts is back soon; one that is gone is not.
+# An idle connection may be dead, and a restarting server is back soon; one that is gone is not.
 LOST_MAX: Final = 2
 PAUSE: Final = 0.1
 
-# A larger batch is split, so that neither side has to hold all of it in one buffer.
+# A larger batch is split, so that neither side has to buffer all of it.
 BATCH_BYTES: Final = 4 * 2**20
 
 ASKING: Final = (b"ASKING",)
@@ -36,7 +37,7 @@ ASKING: Final = (b"ASKING",)
 class NodeBatch(NamedTuple):
     """Commands for one node, sent together on one connection. Each has one reply.
 
-    `after` follows on the same connection, and has the last reply, if one of the others says that it has written.
+    `after` follows on the same connection if one of the other replies reports a write; its reply is the last.
     """
 
     node: Any
@@ -44,7 +45,7 @@ class NodeBatch(NamedTuple):
     after: Command | None = None
 
     def goes_on(self, replies: list[Any]) -> bool:
-        """Return whether `after` is to be sent: a call that has only read need not wait for anything."""
+        """Return whether to send `after`: a call that has only read need not wait for replicas."""
         return any(is_written(reply) for reply in replies)
 
 
@@ -53,16 +54,16 @@ def is_written(reply: Any) -> bool:
 
 
 class Exchange(NamedTuple):
-    """Send these legs at the same time.
+    """Send these batches concurrently.
 
-    The answer of each is the list of its replies, including errors of the server; or the error of its connection.
+    The answer to each is the list of its replies, including server errors; or the error of its connection.
     """
 
     batches: list[NodeBatch]
 
 
 class Refresh(NamedTuple):
-    """Reload which server of the cluster has which slots."""
+    """Reload the cluster's assignment of slots to servers."""
 
 
 class Pause(NamedTuple):
@@ -84,18 +85,60 @@ class Topology(Protocol):
         """Return the node of the primary that has this key."""
 
     def node_at(self, host: str, port: int) -> Any:
-        """Return the node that a redirection has named; None if it is unknown."""
+        """Return the node named by a redirection; None if it is unknown."""
 
     def nodes(self) -> list[Any]:
         """Return the nodes of all primaries."""
 
 
+class Alone:
+    """One server, or the primary that Sentinel names: its node is the client's pool."""
+
+    client: Any
+    clustered = False
+
+    def node_of(self, _key: bytes) -> Any:
+        return self.client.connection_pool
+
+    def node_at(self, _host: str, _port: int) -> Any:
+        return None
+
+    def nodes(self) -> list[Any]:
+        return [self.client.connection_pool]
+
+
+class Cluster:
+    """Many servers: the nodes are the client's."""
+
+    client: Any
+    clustered = True
+
+    def node_of(self, key: bytes) -> Any:
+        return self.client.get_node_from_key(key)
+
+    def node_at(self, host: str, port: int) -> Any:
+        return self.client.get_node(host=host, port=port)
+
+    def nodes(self) -> list[Any]:
+        return list(self.client.get_primaries())
+
+
+def library_of(client: Any) -> str:
+    """Return the client's package: redis, or valkey, which was forked from redis and has the same names."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(client).__mro__)
+    return next((root for root in roots if root in ("redis", "valkey")), "redis")
+
+
+def errors_of(client: Any) -> ModuleType:
+    return import_module(f"{library_of(client)}.exceptions")
+
+
 class Wait(NamedTuple):
-    """How many replicas have to have a write before it counts, and how long they may take."""
+    """How many replicas must confirm a write before it counts, and how long they may take."""
 
     replicas: int
     seconds: float
-    # Whether WAIT goes with the calls, in one message. A claim may find that it has nothing to write: then it follows.
+    # Whether WAIT goes with the calls, in one message. A claim may write nothing: then WAIT follows only if it wrote.
     at_once: bool = True
 
     def command(self) -> Command:
@@ -104,13 +147,13 @@ class Wait(NamedTuple):
     def check(self, confirmed: int) -> None:
         if confirmed < self.replicas:
             raise StoreUnavailable(
-                f"the write is on the primary, but {confirmed} of {self.replicas} replicas have confirmed it within "
-                f"{as_text(self.seconds)}: a fail-over could lose it. Look at the replicas, or lower wait_replicas"
+                f"the write is on the primary, but only {confirmed} of {self.replicas} replicas confirmed it within "
+                f"{as_text(self.seconds)}: a failover could lose it. Look at the replicas, or lower wait_replicas"
             )
 
 
 def dispatch(topology: Topology, calls: Sequence[ScriptCall], wait: Wait | None = None) -> RedisFlow[list[Any]]:
-    """Return the replies, in the order of the calls. Raises what the client library raises, or `StoreUnavailable`."""
+    """Return the replies in the order of the calls. Raise the client library's errors, or `StoreUnavailable`."""
     replies: list[Any] = []
     for part in _parts_of(calls):
         replies += yield from Dispatch(topology, part, wait).dispatch()
@@ -118,7 +161,7 @@ def dispatch(topology: Topology, calls: Sequence[ScriptCall], wait: Wait | None 
 
 
 def send_to(node: Any, command: Command) -> RedisFlow[Any]:
-    """Return the reply of one command at one node, which is not sent again."""
+    """Return the reply to one command at one node, without retrying."""
     (answer,) = yield Exchange([NodeBatch(node, [command])])
     if isinstance(answer, Exception):
         raise answer
@@ -133,7 +176,7 @@ Part = tuple[int | None, Command]
 
 
 class Dispatch:
-    """Some calls in progress: what is answered, and what has to be done before the others are sent again."""
+    """Calls in progress: their replies, and what has to be done before the others are sent again."""
 
     def __init__(self, topology: Topology, calls: Sequence[ScriptCall], wait: Wait | None) -> None:
         self._topology = topology
@@ -144,7 +187,7 @@ class Dispatch:
         self._by_text: set[int] = set()
         self._elsewhere: dict[int, Any] = {}
         self._lost = 0
-        # Of one round: its errors, and what they require.
+        # For one round: its last error, and what the errors require.
         self._failure: Exception | None = None
         self._refresh = self._pause = False
 
@@ -159,7 +202,7 @@ class Dispatch:
                 yield Pause(PAUSE)
             if self._refresh and self._topology.clustered:
                 yield Refresh()
-        raise self._failure or AssertionError("a flight without rounds")
+        raise self._failure or AssertionError("a dispatch without rounds")
 
     def _round(self, waiting: Iterable[int]) -> RedisFlow[Iterable[int]]:
         """Send these calls; return the indexes of those that have to be sent again."""
@@ -199,7 +242,7 @@ class Dispatch:
     def _sorted(self, parts: list[Part], answer: list[Any]) -> list[int]:
         """Keep the replies of one batch; return the indexes of the calls that have to be sent again."""
         again, written = [], False
-        # The reply to what followed a written call comes last.
+        # The reply to `after`, if it was sent, comes last.
         for (number, _), reply in zip(parts, answer[: len(parts)], strict=True):
             if isinstance(reply, Exception):
                 self._redirected(number, reply)
@@ -208,7 +251,7 @@ class Dispatch:
             elif number is not None:
                 self._replies[number] = reply
                 written = written or is_written(reply)
-        # A call that was not written need not be replicated.
+        # A call that wrote nothing need not be replicated.
         if self._wait is not None and written:
             if isinstance(answer[-1], Exception):
                 raise answer[-1]
@@ -216,13 +259,13 @@ class Dispatch:
         return again
 
     def _met(self, error: Exception) -> None:
-        """Handle the error of a connection. Only a lost one is worth another attempt, and not forever."""
+        """Handle the error of a connection. Only a lost connection is retried, and not forever."""
         if type(error) is not self._topology.errors.ConnectionError or self._lost == LOST_MAX:
             raise error
         self._failure, self._refresh, self._pause = error, True, self._lost > 0
 
     def _redirected(self, number: int | None, error: Any) -> None:
-        """Handle an error reply. It is raised, unless it only says how to ask."""
+        """Handle an error reply: raise it, unless it only redirects."""
         errors = self._topology.errors
         if number is None:
             raise error

@@ -1,7 +1,7 @@
 """Perform the steps of a dispatch on the connections of a sync client.
 
-It decides nothing. It uses the client's own pools, so that its limits, its TLS and its Sentinel apply; but it puts the
-commands on a connection itself: redis-py's own way costs more than the server's answer.
+It decides nothing. It uses the client's own pools, so that its limits, its TLS and its Sentinel apply; but it writes
+commands to a connection itself: redis-py's own way costs more than the server's reply.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from typing import Any
 
 from onefold._concurrency.generators import run
 from onefold.stores.redis.records import ScriptCall, packed
-from onefold.stores.redis.routing import Exchange, NodeBatch, Pause, Step, dispatch
-from onefold.stores.redis.topology import Alone, Cluster, errors_of, library_of
+from onefold.stores.redis.routing import (
+    Alone,
+    Cluster,
+    Exchange,
+    NodeBatch,
+    Pause,
+    Step,
+    dispatch,
+    errors_of,
+    library_of,
+)
 from onefold.stores.reserved import connecting
 
 
@@ -38,7 +47,7 @@ class ConnectionPool:
         """Drop idle connections after one was lost: they may be dead too."""
 
     def drop_idle_of(self, pool: Any) -> None:
-        """Drop the idle connections of one pool: other servers may be well."""
+        """Drop the idle connections of one pool: other servers may be healthy."""
 
     def close(self) -> None:
         """Close: calls in progress return their connections to the pool."""
@@ -61,7 +70,7 @@ class ConnectionCache(ConnectionPool):
 
     def _leave_the_parents(self) -> None:
         if self._pid != os.getpid():
-            # The parent's connections are not ours to use; dropping them here does nothing to them.
+            # The parent's connections are not ours to use; dropping them here does not affect them.
             self._idle, self._pid = {}, os.getpid()
 
     def give_back(self, pool: Any, connection: Any) -> None:
@@ -94,7 +103,7 @@ class Sender(Alone):
         self.connections = connections
 
     def call(self, call: ScriptCall) -> Any:
-        """Fast path for one call; on error, retry through the full dispatcher."""
+        """Send one call on a fast path; on error, retry through the full dispatcher."""
         try:
             pool = self._pool(self.node_of(call.key))
             connection = self.connections.take(pool)
@@ -121,7 +130,7 @@ class Sender(Alone):
         return self._refresh()
 
     def _exchange(self, batches: list[NodeBatch]) -> list[Any]:
-        """Send everything, then read everything: the servers work at the same time."""
+        """Send everything, then read everything, so that the servers work concurrently."""
         answers: list[Any] = [None] * len(batches)
         under_way: list[tuple[int, Any, Any]] = []
         try:
@@ -131,14 +140,14 @@ class Sender(Alone):
                     under_way.append((number, pool, self.connections.take(pool)))
                     under_way[-1][2].send_packed_command((packed(batch.commands),))
                 except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
-                    # A silent server must not keep those behind it from being asked.
+                    # An unresponsive server must not keep the others from being asked.
                     answers[number] = error
             if under_way:
                 # Whatever error one batch has met, something was sent.
                 _mark_as_sent(answers)
             for number, _, connection in under_way:
                 if answers[number] is None:
-                    answers[number] = self._talked(batches[number], connection)
+                    answers[number] = self._replies(batches[number], connection)
         except BaseException:
             for _, pool, connection in under_way:
                 self.connections.discard(pool, connection)
@@ -151,8 +160,8 @@ class Sender(Alone):
                 self.connections.give_back(pool, connection)
         return answers
 
-    def _talked(self, batch: NodeBatch, connection: Any) -> Any:
-        """Return the replies to what was sent, and to what follows; or the error of the connection."""
+    def _replies(self, batch: NodeBatch, connection: Any) -> Any:
+        """Return the replies to a batch, and to `after`; or the error of the connection."""
         try:
             replies = [self._heard(connection) for _ in batch.commands]
             if batch.after is not None and batch.goes_on(replies):
@@ -164,7 +173,7 @@ class Sender(Alone):
 
     def _heard(self, connection: Any) -> Any:
         try:
-            # Bytes, whatever the client does with its own replies.
+            # Bytes, however the client decodes its own replies.
             return connection.read_response(disable_decoding=True)
         except self.errors.ResponseError as error:
             return error
@@ -199,6 +208,6 @@ def _mark_as_sent(answers: list[Any]) -> None:
 
 @cache
 def named(pool: Any) -> tuple[str, ...]:
-    """Return the arguments with which a pool of this class lends a connection: older ones ask what it is for."""
+    """Return the arguments for `get_connection` of this pool class: older ones ask for the command's name."""
     asked = inspect.signature(pool.get_connection).parameters.get("command_name")
     return ("EVALSHA",) if asked is not None and asked.default is asked.empty else ()

@@ -1,4 +1,4 @@
-"""Parse a URL to settings: which servers, and how to talk to them. It opens nothing.
+"""Parse a URL into settings: the servers, and how to reach them. Nothing is opened.
 
 redis://[user:password@]host[:port][/database]                 one server; rediss:// with TLS; valkey:// is the same
 redis+unix:///path/to/socket                                   one server, on this machine
@@ -8,7 +8,6 @@ redis+cluster://host[:port][,host[:port]]                      a cluster, found 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
@@ -16,8 +15,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from onefold._checks import at_least, did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
-from onefold.stores.identity import Identity, host_and_port, hosts_in, server
-from onefold.stores.kinds import StoreKind
 from onefold.stores.opening import check_password, without_password
 from onefold.stores.urls import options_of
 
@@ -47,12 +44,12 @@ class Settings(NamedTuple):
     login: dict[str, str]
     sentinel_login: dict[str, str]
     options: dict[str, Any]
-    # For the store itself: prefix, wait_replicas, wait_timeout.
+    # Options of the store itself: prefix, wait_replicas, wait_timeout.
     store: dict[str, Any]
 
 
 def parsed(url: str) -> Settings:
-    """Parse a URL. Raises `UsageError` for an invalid one."""
+    """Parse a URL. Raise `UsageError` for an invalid one."""
     check_password(url)
     parts, shown = urlsplit(url), without_password(url)
     scheme, _, way = parts.scheme.partition("+")
@@ -108,7 +105,8 @@ def _hosts(text: str, kind: Deployment, shown: str) -> tuple[tuple[str, int], ..
     for host in text.split(","):
         match = re.fullmatch(r"(\[[^]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", host)
         if match is None:
-            raise UsageError(f"{shown!r}: {host!r} is not a host and port")
+            # The host itself is not shown: its port may be a secret whose @ is missing.
+            raise UsageError(f"{shown!r}: write host:port, and a number for the port")
         found.append((unquote(match[1]).strip("[]") or "localhost", int(match[2] or port)))
     if len(found) > 1 and kind == "alone":
         raise UsageError(f"{shown!r} names {len(found)} servers: write redis+sentinel:// or redis+cluster://")
@@ -170,35 +168,3 @@ SENTINEL_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "sentinel_username": _text,
     "sentinel_password": _text,
 }
-
-
-def identity(_url: str, parts: SplitResult, options: dict[str, str]) -> Identity:
-    """Say where the records are, whoever logs in."""
-    way = parts.scheme.partition("+")[2]
-    part = options.get("prefix", PREFIX)
-    if way == "unix":
-        path = os.path.normpath(unquote(parts.path))
-        return Identity("redis", frozenset({path}), _number(options.get("db", "")), part)
-    usual = str(SENTINEL_PORT if way == "sentinel" else PORT)
-    found = (host_and_port(one) for one in hosts_in(parts).split(","))
-    servers = frozenset(server(host, port or usual) for host, port in found)
-    service, _, number = unquote(parts.path).strip("/").rpartition("/")
-    if way == "sentinel" and not service:
-        service, number = number, ""
-    name = f"{service}/{_number(options.get('db', number))}"
-    return Identity(f"redis+{way}" if way else "redis", servers, name, part)
-
-
-def _number(written: str) -> str:
-    """Without a number it is the first database."""
-    return written.lstrip("0") or "0"
-
-
-KIND: Final = StoreKind(
-    name="Redis",
-    has_transactions=False,
-    expires_by_itself=True,
-    may_evict=True,
-    health="onefold.health.redis",
-    identity=identity,
-)

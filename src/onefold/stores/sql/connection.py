@@ -1,7 +1,7 @@
-"""What a driver adds to the SQL stores: an adapter around one connection, and the meaning of the driver's errors.
+"""The seam between the SQL stores and a driver: an adapter around one connection, and the classification of its errors.
 
-An adapter sends statements and begins and ends transactions when it is told to, never by itself. Whoever writes a
-driver's adapter writes it once for the store, for transactions of our own and for those of a caller.
+An adapter sends statements, and begins and ends transactions only when told to. One adapter per driver serves the
+store, transactions of our own and transactions of a caller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onefold.stores.sql.dialect import Dialect, Reply, SqlRequest
 
 
 class TransactionStatus(Enum):
-    """Where a connection stands."""
+    """The transaction status of a connection."""
 
     IDLE = "no transaction is open"
     OPEN = "a transaction is open"
@@ -26,22 +26,22 @@ class TransactionStatus(Enum):
 
 
 class Connection(Protocol):
-    """One connection, blocking. It raises the driver's errors."""
+    """One blocking connection. Its methods raise the driver's errors."""
 
-    # What a handler gets as `tx`.
+    # The object that a handler gets as `tx`.
     connection: Any
 
     def send(self, request: SqlRequest) -> Reply:
-        """One statement: in the open transaction, or where none is open in one of its own that commits at once."""
+        """Send one statement: in the open transaction, or else in one of its own that commits at once."""
 
     def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
-        """Several, in one network message where the driver can; all in one transaction."""
+        """Send several statements in one transaction, and in one network message where the driver supports it."""
 
     def begin(self) -> None:
-        """Begin a transaction; it may wait to be sent with the first statement."""
+        """Begin a transaction; BEGIN may be sent together with the first statement."""
 
     def run(self, statement: str) -> None:
-        """A statement without values: SAVEPOINT, ROLLBACK TO."""
+        """Run a statement without values, such as SAVEPOINT or ROLLBACK TO."""
 
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
@@ -49,17 +49,17 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
     def spoil(self) -> None:
-        """After an interrupt in a transaction of a caller's: make sure that it cannot be committed, whatever was sent.
+        """Make sure that a caller's transaction cannot be committed after an interrupt, whatever was sent.
 
-        Let the database refuse it, where that is possible; else roll it back, or close the connection.
+        Let the database refuse the commit where possible; else roll back, or close the connection.
         """
 
 
 class AsyncConnection(Protocol):
-    """The async counterpart; `transaction_status` is known without asking."""
+    """The async counterpart; `transaction_status` answers without a round trip."""
 
     connection: Any
-    # Whether a connection can be used after `spoil`, once its transaction is rolled back.
+    # Whether the connection is usable again after `spoil`, once its transaction is rolled back.
     spoils_gently: bool
 
     async def send(self, request: SqlRequest) -> Reply: ...
@@ -73,17 +73,17 @@ class AsyncConnection(Protocol):
     async def spoil(self) -> None: ...
 
     def abandon(self) -> None:
-        """Close the connection at once, without a word to the server: for whoever cannot wait."""
+        """Close the connection at once, without telling the server, for callers that cannot wait."""
 
 
 class ConnectionSource(Protocol):
     """A pool, ours or the caller's."""
 
     def acquire(self) -> AbstractContextManager[Connection]:
-        """A connection that is idle; whoever borrowed it ends what was begun on it."""
+        """Lend an idle connection; the borrower ends every transaction that it began on it."""
 
     def drop_idle(self) -> None:
-        """Close what nobody uses, if it is ours."""
+        """Close the idle connections, if they are ours."""
 
 
 class AsyncConnectionSource(Protocol):
@@ -94,7 +94,7 @@ class AsyncConnectionSource(Protocol):
 
 
 class Reserves(ConnectionSource, Protocol):
-    """One connection of the store's own, opened before the first claim counts on it."""
+    """One connection of the store's own, opened before the first claim depends on it."""
 
     @property
     def is_held(self) -> bool: ...
@@ -110,10 +110,10 @@ class AsyncReserves(AsyncConnectionSource, Protocol):
 
 
 class StoresPool(ConnectionSource, Protocol):
-    """A pool on which a store can be."""
+    """A pool that a store can be built on."""
 
     def reserve(self) -> Reserves:
-        """Return one connection more, opened with the same settings, for the renewal of claims."""
+        """Return one extra connection, opened with the same settings, for renewing claims."""
 
 
 class AsyncStoresPool(AsyncConnectionSource, Protocol):
@@ -123,22 +123,22 @@ class AsyncStoresPool(AsyncConnectionSource, Protocol):
 
 
 class ErrorClass(Enum):
-    """What an error of a driver means for us."""
+    """The meaning of a driver's error for the store."""
 
-    # The connection is gone: whatever was under way may have been applied or not.
+    # The connection is lost: the request in flight may or may not have been applied.
     LOST = "lost"
     # A serialization failure or a deadlock: nothing was applied, and a new transaction may succeed.
     CONFLICT = "conflict"
-    # Our tables are not there.
+    # Our tables do not exist.
     NO_TABLES = "no tables"
-    # The data or the statement is wrong: whoever wrote it has to know, and trying again does not help.
+    # The data or the statement is wrong: raise it to its author, because a retry does not help.
     MISTAKE = "mistake"
-    # The database cannot do it now: absent, full, read-only, no permission, wrong password.
+    # The database cannot do it now: unreachable, full, read-only, permission denied, wrong password.
     DOWN = "down"
 
 
 class ErrorInfo(NamedTuple):
-    """An error of a driver, by its code: what it means, and words that say what to do."""
+    """A driver's error, classified by its code, with a message that says what to do."""
 
     kind: ErrorClass
     message: str
@@ -148,21 +148,21 @@ class Database(NamedTuple):
     """A database as the SQL stores see it."""
 
     sql: Dialect
-    # For messages: without a password.
+    # The database's name for messages, without a password.
     name: str
-    # None: not an error of this driver.
+    # Returns None for an error that is not this driver's.
     classify: Callable[[BaseException], ErrorInfo | None]
-    # Around the making of the tables, so that of many that start together one makes them. Sent on the connection that
-    # makes them, after its transaction was begun; `unlock` before it is committed, where there is one.
+    # Taken while the tables are created, so that only one of many processes that start together creates them. Sent on
+    # the creating connection after its transaction begins; `unlock`, if any, is sent before the commit.
     lock: str | None = None
     unlock: str | None = None
     auto_schema: bool = True
-    # Whether the store purges a little as it works.
+    # Whether the store purges expired records in the background.
     purges: bool = True
 
 
 def cause_of(error: BaseException, database: Database) -> ErrorInfo | None:
-    """Classify an error, which may have been wrapped by us or by a library between."""
+    """Classify an error, including one that we or a library in between have wrapped."""
     seen: BaseException | None = error
     while seen is not None:
         found = database.classify(seen)
@@ -172,12 +172,32 @@ def cause_of(error: BaseException, database: Database) -> ErrorInfo | None:
     return None
 
 
+def lacks_tables(error: BaseException, database: Database) -> bool:
+    """Return whether an error was raised because our tables do not exist."""
+    info = cause_of(error, database)
+    return info is not None and info.kind is ErrorClass.NO_TABLES
+
+
 def down(database: Database, info: ErrorInfo) -> StoreUnavailable:
     return StoreUnavailable(f"{database.name}: {info.message}")
 
 
 def no_tables(database: Database) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{database.name}: there are no tables of Onefold, and auto_schema=False. Nothing ran. "
-        "Make them with the command `onefold schema URL --apply`"
+        f"{database.name}: there are no Onefold tables, and auto_schema=False. Nothing ran. Create them with the "
+        "command `onefold schema --store URL --apply`"
+    )
+
+
+def cannot_make(database: Database) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{database.name}: there are no Onefold tables, and they cannot be created from here: that needs another "
+        "connection, which failed. Nothing ran. Create them with the command `onefold schema --store URL --apply`"
+    )
+
+
+def dropped(database: Database) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{database.name}: Onefold's tables were dropped, or are not in this session's search_path. Nothing ran. Roll "
+        "back, and deliver it again: then they are looked up, and created"
     )

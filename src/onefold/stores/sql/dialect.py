@@ -1,8 +1,8 @@
 """Compose a database's statements, and the operations of a store as flows: each yields statements and gets replies.
 
-Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_concurrency.generators`) bring a
-flow to its end over whatever connection sends statements. A flow begins and ends no transaction. A driver's error is
-raised inside the flow, and goes right through it, unless the dialect knows it for an answer.
+Pure, and so written once for every driver, sync and async: `run` and `run_async` (`_concurrency.generators`) drive a
+flow over any connection that sends statements. A flow begins and ends no transaction. A driver's error is raised inside
+the flow and propagates, unless the dialect recognizes it as an answer.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -22,7 +22,6 @@ from onefold.stores.sql.records import (
     TABLE,
     VERSION,
     Parameters,
-    is_own,
     of_address,
     of_claim,
     of_ending,
@@ -36,16 +35,17 @@ from onefold.stores.sql.statements import Statements
 
 if TYPE_CHECKING:
     from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
-    from onefold.transactions import Column
+    from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
 
-# A record that is in the way of a claim can be released before it is read; each such race is one round.
+# A conflicting record can be released before it is read; each such race is one round.
 ROUNDS_MAX: Final = 8
 
 
-# What a statement of `checking` makes the server say, in whatever language: its message quotes the value.
+# The text that a failing statement of `checking` makes the server quote in its error message, in any language.
 GONE_MARK: Final = "onefold: gone"
 
 
@@ -64,47 +64,50 @@ class Reply(NamedTuple):
     rows: Sequence[Sequence[Any]] = ()
 
 
-# A list of statements is for one network message where the driver can, and gets a list of replies.
+# A list of statements goes into one network message where the driver supports it, and gets a list of replies.
 SqlFlow = Generator[SqlRequest | list[SqlRequest], Any, T]
 
 
 class Sends(Protocol):
-    """What sends statements over one connection, blocking."""
+    """A sender of statements over one connection, blocking."""
 
     def send(self, request: SqlRequest) -> Reply: ...
     def send_all(self, requests: list[SqlRequest]) -> list[Reply]: ...
 
 
 class Dialect(Statements):
-    """What is the same everywhere. Each database adds its own statements, and overrides what it does in another way."""
+    """The defaults shared by all databases. Each database adds its own statements and overrides where it differs."""
 
-    # For people and errors.
+    # The database's name, for people and errors.
     name: str
-    # From nothing to version 1, from 1 to 2, and so on: statements that do nothing where their work is done already.
-    # A newer form has to be usable by the code of the version before.
+    # The statements that migrate from nothing to version 1, from 1 to 2, and so on; each is a no-op where its work is
+    # already done. The previous version of the code has to be able to use the newer tables.
     versions: tuple[tuple[str, ...], ...]
-    # How many of the two tables are there.
+    # Counts how many of our two tables exist.
     count_tables: str
     # Writes if the address is free, or if its record has expired.
     insert: str
-    # Whether `insert` gives back the record that is there afterwards (ours, or the one in the way) as a row of `READ`.
-    # It may give none where that record came while it was waiting; then it is asked again. Where it never gives one,
-    # the number of rows says whether it has written.
-    answers: bool = False
+    # Whether `insert` returns the record that exists afterwards (ours, or the conflicting one) as a row of `READ`. It
+    # may return no row where that record was written while it waited; then it is sent again. Where it never returns
+    # one, the number of rows written tells whether the claim succeeded.
+    insert_returns: bool = False
 
-    # Whether `close_all` sends one statement at a time, and not a list of them.
+    # Whether its connections lead to a server. Those to a file belong to one thread, and must not be open at a fork.
+    has_server: bool = True
+
+    # Whether `close_all` sends one statement at a time, not a list of them.
     closes_in_one: bool = False
 
-    # Whether each session chooses the schema in which our tables are looked for.
+    # Whether the schema in which our tables are looked up depends on the session.
     searches_schemas: bool = False
 
     which_version: str = "SELECT version, usable_from FROM onefold_schema"
 
-    # Each database has a way of its own to find the oldest few.
+    # Each database finds the oldest few records in its own way.
     remove_expired: str
 
     def page(self, query: Query, limit: int) -> tuple[str, Parameters]:
-        """The statement for one page, in the order of the primary key."""
+        """Return the statement for one page, in the order of the primary key."""
         wanted: Parameters = {"scope": query.scope, "operation": query.operation, "key": query.key}
         values = {name: value for name, value in wanted.items() if value is not None}
         conditions = [ALIVE, *(f"{name} = :{name}" for name in values)]
@@ -117,10 +120,10 @@ class Dialect(Statements):
             f"SELECT {', '.join(ADDRESS)}, {self.selected()} FROM {TABLE} "
             f"WHERE {' AND '.join(conditions)} ORDER BY {', '.join(ADDRESS)} LIMIT :limit"
         )
-        return self.spell(statement), values | {"limit": max(limit, 0)}
+        return self.in_dialect(statement), values | {"limit": max(limit, 0)}
 
-    def form(self) -> SqlFlow[int]:
-        """Of which version the tables are; 0: there are none. Raises `StoreUnavailable` where they are too new."""
+    def schema_version(self) -> SqlFlow[int]:
+        """Return the version of the tables, or 0 if there are none. Raise `StoreUnavailable` where they are too new."""
         there: Reply = yield SqlRequest(self.count_tables, {}, rows=True)
         if there.rows[0][0] != 2:
             return 0
@@ -128,57 +131,57 @@ class Dialect(Statements):
         for version, usable_from in marked.rows:
             if usable_from > VERSION:
                 raise StoreUnavailable(
-                    f"the tables of Onefold in this database are of version {version}, and this Onefold knows version "
+                    f"Onefold's tables in this database are of version {version}, but this Onefold only knows version "
                     f"{VERSION}. Nothing ran. Upgrade Onefold"
                 )
             return int(version)
         return 0
 
     def upgrade(self, version: int) -> SqlFlow[None]:
-        """Bring the tables from this version to ours."""
+        """Migrate the tables from this version to ours."""
         for statements in self.versions[version:]:
             for statement in statements:
                 yield SqlRequest(statement, {})
 
     def script(self) -> str:
-        """All versions of the tables as a text for people."""
+        """Return all versions of the tables as SQL text for people."""
         return "\n\n".join(f"{statement.strip()};" for statements in self.versions for statement in statements) + "\n"
 
     def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
-        """Many claims in one statement; where it answers, each row begins with its address."""
+        """Return one statement for many claims; if it returns rows, each begins with its address."""
         raise NotImplementedError(f"{type(self).__name__} writes one record at a time")
 
     def read_all(self, addresses: Sequence[Address]) -> SqlRequest:
-        """Many records in the way, each row beginning with its address."""
+        """Return one statement that reads many conflicting records, each row beginning with its address."""
         raise NotImplementedError(f"{type(self).__name__} reads one record at a time")
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
-        # It writes first and reads only when refused: in a caller's transaction a read before the write would begin a
+        # Write first, and read only when refused: in a caller's transaction a read before the write would begin a
         # snapshot, and some databases refuse to write from an old one.
         if replacing is not None:
             return (yield from self._replace(entry, replacing))
-        request = SqlRequest(self.insert, of_entry(entry), rows=self.answers)
+        request = SqlRequest(self.insert, of_entry(entry), rows=self.insert_returns)
         for _ in range(ROUNDS_MAX):
             reply: Reply = yield request
-            if self.answers:
+            if self.insert_returns:
                 found = record(entry.address, reply.rows[0]) if reply.rows else None
             elif reply.written == 1:
                 return None
             else:
                 found = yield from self._in_the_way(entry.address)
             if found is not None:
-                return None if is_own(found, entry) else found
+                return None if entry.is_own(found.token) else found
         raise contended(entry.address)
 
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
-        """The same in a transaction with the work, where nearly every record is new: that has to be cheap."""
+        """Claim in the transaction of the work. Nearly every record is new there, so that case has to be cheap."""
         return self.claim(entry, replacing)
 
-    # A joined record has to be there after the handler, in the transaction that wrote it. A savepoint proves it: it
-    # ends with its transaction, however that ends, and with whatever was written before it.
+    # A joined record has to exist after the handler, in the transaction that wrote it. A savepoint proves it: it ends
+    # with its transaction, however that ends, together with everything written before it.
 
     def claim_marked(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
-        """Claim in a transaction with the work, and mark that transaction; in one message where the database can."""
+        """Claim in the transaction of the work and mark that transaction, in one message where the database can."""
         found = yield from self.claim_joined(entry, replacing)
         if found is None:
             yield from self.mark(Claim(entry.address, entry.token))
@@ -189,7 +192,7 @@ class Dialect(Statements):
         yield SqlRequest(f"SAVEPOINT {self.mark_of(claim)}", {})
 
     def unmark(self, claim: Claim) -> SqlFlow[bool]:
-        """Whether the marked transaction is still open, with what was written before the mark; it has none then."""
+        """Remove the mark; return whether its transaction is still open, with everything written before the mark."""
         try:
             yield SqlRequest(f"RELEASE SAVEPOINT {self.mark_of(claim)}", {})
         except Exception as error:
@@ -199,66 +202,71 @@ class Dialect(Statements):
         return True
 
     def mark_of(self, claim: Claim) -> str:
-        """The name of the savepoint. Joined deliveries can be nested, and a name may stand for one savepoint only."""
+        """Return the savepoint's name, unique per claim because joined deliveries can be nested."""
         return f"onefold_{claim.token.hex()[:16]}"
 
     def lacks_savepoint(self, error: BaseException) -> bool:
-        """Whether an error says that there is no such savepoint."""
+        """Return whether an error says that the savepoint does not exist."""
         raise NotImplementedError(f"{type(self).__name__} has savepoints, or another way to know its transactions")
 
     def still_there(self, claim: Claim) -> SqlFlow[bool]:
-        """Whether the record is still there, in the transaction that wrote it."""
+        """Return whether the record still exists, in the transaction that wrote it."""
         return self.unmark(claim)
 
     def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
-        """End the record; False: it is not there any more, or another transaction is open."""
+        """Finish the record; return False if it no longer exists, or if another transaction is open."""
         if not (yield from self.unmark(claim)):
             return False
         return (yield from self.end_unmarked(claim, ending))
 
     def finish_marked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
-        """The same after `claim_marked`; in one message where the database can."""
+        """Finish after `claim_marked`, in one message where the database can."""
         return self.finish_joined(claim, ending)
 
     def end_unmarked(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         reply: Reply = yield SqlRequest(self.end_joined, of_claim(claim) | of_ending(ending))
         return reply.written == 1
 
-    # What others ask a dialect for, so that they need not know which database it is. Each imports what it needs on use.
+    # Hooks for other modules, so that they need not know which database it is. Each imports what it needs on use.
 
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
-        """Ask the database what the doctor wants to know."""
-        raise NotImplementedError(f"{type(self).__name__} tells nothing about its server")
+        """Ask the database for the facts that the doctor reports."""
+        raise NotImplementedError(f"{type(self).__name__} reports no facts about its server")
 
-    def rows_of(self, column: Column) -> Rows:
-        """Return the operations of a store on rows of the caller's."""
+    def rows_of(self, column: RecordColumn) -> Rows:
+        """Return the operations of a store on the caller's own rows."""
         raise NotImplementedError(f"{type(self).__name__} has no records in rows of the caller's")
 
+    @property
+    def foreign(self) -> Catalog:
+        """Return how to look rows up in tables that are not ours."""
+        raise NotImplementedError(f"{type(self).__name__} reads no tables but ours")
+
     def missing_in(self) -> SqlFlow[str | None]:
-        """Where this session would make the tables; None: they are there. Only with `searches_schemas`."""
+        """Return the search path in which the tables are missing, or None if they exist. See `searches_schemas`."""
         raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
 
     def searching(self, path: str) -> SqlRequest:
-        """Return the statement that makes a session look there, until its transaction ends."""
+        """Return the statement that sets the session's search path until its transaction ends."""
         raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
 
     def was_given_up(self, error: BaseException) -> bool:
-        """Whether an error says that a statement failed before, and that the transaction takes no more of them."""
+        """Return whether an error says that the transaction was aborted by an earlier statement."""
         del error
         return False
 
     def judge(self, claim: Claim, error: BaseException) -> SqlFlow[None]:
-        """Raise `InProgress` where a handler's error comes from a row of another delivery."""
+        """Raise `InProgress` where a handler's error is caused by another delivery's row."""
         del claim, error
         yield from ()
 
     def checking(self, claim: Claim) -> str | None:
-        """A statement that fails unless the record is still there, to be sent with a COMMIT; None: there is none."""
+        """Return a statement, sent with the COMMIT, that fails unless the record still exists; None: there is none."""
         del claim
         return None
 
     def says_gone(self, error: BaseException) -> bool:
-        """Whether the statement of `checking` has failed: the record is not in that transaction."""
+        """Return whether the statement of `checking` failed because the record is not in that transaction."""
         del error
         return False
 
@@ -269,14 +277,14 @@ class Dialect(Statements):
         found = yield from self._in_the_way(entry.address)
         if found is None:
             return GONE
-        return None if is_own(found, entry, seen) else found
+        return None if entry.is_own(found.token, seen) else found
 
     def _in_the_way(self, address: Address) -> SqlFlow[Record | None]:
         reply: Reply = yield SqlRequest(self.read_in_the_way, of_address(address), rows=True)
         return record(address, reply.rows[0]) if reply.rows else None
 
     def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
-        """All in one statement and in one order, so that two batches that overlap do not wait for each other."""
+        """Claim all in one statement and in one order, so that two overlapping batches do not deadlock."""
         left: dict[Address, Entry] = {}
         for entry in sorted(entries, key=lambda entry: entry.address.parts):
             left.setdefault(entry.address, entry)
@@ -284,9 +292,9 @@ class Dialect(Statements):
         for _ in range(ROUNDS_MAX):
             if not left:
                 answers = ((found[entry.address], entry) for entry in entries)
-                return [None if is_own(one, entry) else one for one, entry in answers]
+                return [None if entry.is_own(one.token) else one for one, entry in answers]
             reply: Reply = yield self.insert_all(list(left.values()))
-            if not self.answers:
+            if not self.insert_returns:
                 reply = yield self.read_all(list(left))
             for one in records(reply.rows):
                 found[one.address] = one
@@ -298,9 +306,9 @@ class Dialect(Statements):
         return reply.written == 1
 
     def extend_all(self, claims: Sequence[Claim], shortest: float = math.inf) -> SqlFlow[list[bool | None]]:
-        """Renew many. None: not renewed, and not lost either, because somebody has locked the record.
+        """Renew many claims. None: neither renewed nor lost, because another transaction has locked the record.
 
-        `shortest` is the shortest lease that is renewed on this connection, which bounds the wait for such a record.
+        `shortest` is the shortest lease renewed on this connection, which bounds the wait for a locked record.
         """
         del shortest
         replies: list[Reply] = yield [SqlRequest(self.renew, of_claim(claim) | of_notes(None)) for claim in claims]
@@ -315,7 +323,7 @@ class Dialect(Statements):
         return reply.written == 1 or (yield from self.read(claim.address)) is None
 
     def close_all(self, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
-        """Finishes and releases in one message; a release of what is not there is asked about afterwards."""
+        """Send finishes and releases in one message, then look up each released record that was not found."""
         replies: list[Reply] = yield [self.closing(close.claim, close.by) for close in closes]
         closed = [reply.written == 1 for reply in replies]
         for at, close in enumerate(closes):
@@ -332,9 +340,9 @@ class Dialect(Statements):
         return SqlRequest(self.forget, of_claim(claim))
 
     def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
-        """Write the record of this claim without waiting for its row; raise `RowHeld` where somebody holds it.
+        """Write the record of this claim without waiting for its row; raise `RowHeld` if another transaction locks it.
 
-        A database that locks no rows, but everything, has a bound for that.
+        This default suits a database that locks everything instead of rows, and bounds that wait itself.
         """
         del claim
         reply: Reply = yield request
@@ -354,7 +362,7 @@ class Dialect(Statements):
         return reply.written
 
     def background_purge(self, limit: int) -> SqlFlow[int]:
-        """A purge beside the work: it must be cheap also where there is nothing to remove."""
+        """Purge alongside the work; it must be cheap even if there is nothing to remove."""
         return self.purge(limit)
 
 

@@ -1,7 +1,7 @@
 """Records inside a transaction on a database server: the caller's, or one of our own, over any driver.
 
-Nothing here begins or ends a transaction of the caller's, and nothing here makes a table in it. The rules are
-generators of requests (`_concurrency.generators`), written once for sync and async.
+Nothing here begins or ends a transaction of the caller's, or creates a table in it. The rules are generators of
+requests (`_concurrency.generators`), written once for sync and async.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency import forks
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import When, brought_to_its_end
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
@@ -38,7 +39,7 @@ from onefold.stores.sql.joined_rules import (
     tell_if_ended,
     tell_no_savepoint,
 )
-from onefold.stores.sql.pool import run_on, run_on_async
+from onefold.stores.sql.pool import inherited, run_on, run_on_async
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ SAVEPOINT: Final = "onefold_handler"
 
 
 class JoinedRecords(SqlFlows):
-    """The operations of a store on a connection whose transaction is open. It raises what the driver raises."""
+    """The operations of a store on a connection whose transaction is open. They raise the driver's errors."""
 
     conn: Connection
     _run_on = staticmethod(run_on)
@@ -74,7 +75,7 @@ class JoinedRecords(SqlFlows):
         run(self._say(self.database.sql.judge(claim, error)), self.conn)
 
     def spoil(self, when: When) -> None:
-        """Leave nothing that could be committed."""
+        """Make sure that nothing can be committed."""
         run(self._spoil(when))
 
 
@@ -110,7 +111,7 @@ class AsyncJoinedRecords(SqlFlows):
         await run_async(self._say(self.database.sql.judge(claim, error)), self.conn)
 
     async def spoil(self, when: When) -> None:
-        """Leave nothing that could be committed."""
+        """Make sure that nothing can be committed."""
         await run_async(self._spoil(when))
 
     def abandon(self) -> None:
@@ -118,34 +119,36 @@ class AsyncJoinedRecords(SqlFlows):
 
 
 class TransactionRules(SqlFlows):
-    """Transactions of our own, one after the other, each on a connection that the pool lends."""
+    """Transactions of our own, one after the other, each on a connection borrowed from the pool."""
 
-    # None before the first is begun.
+    # None before the first transaction begins.
     conn: Any = None
-    # Keep what the pool lends until it is let go.
+    # Enter the pool's context manager, and keep the connection until it is returned.
     _enter: Callable[[Any], Any]
+    _lent: Any
 
     def __init__(self, database: Database, pool: Any) -> None:
         self.database = database
         self._pool = pool
         self._begun = False
+        self._generation = forks.generation
 
     @property
     def tx(self) -> Any:
         return self.conn.connection if self._begun else None
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is the database's or ours; an OSError on the way to the server is.
+        """Return whether an error is the database's or ours, including an OSError on the way to the server.
 
-        No caller can commit what such an error has left behind: the transaction is ours, and is rolled back.
+        No caller can commit after such an error: the transaction is ours, and is rolled back.
         """
         return is_known(error, self.database)
 
     def let_go(self) -> Any:
-        """Give the connection back."""
+        """Return the connection to the pool."""
         raise NotImplementedError
 
-    def _begin(self) -> Work[None]:
+    def _begin(self) -> Flow[None]:
         for is_last in (False, True):
             try:
                 if self._begun:
@@ -159,40 +162,41 @@ class TransactionRules(SqlFlows):
                     raise
             else:
                 return
-            # A server that was restarted has ended what waits in the pool. Nothing has run: once more, on a new one.
+            # A restarted server has closed the idle connections of the pool. Nothing has run: retry once on a new one.
             yield self.let_go
             yield self._pool.drop_idle
 
-    def _check_open(self, claim: Claim) -> Work[None]:
+    def _check_open(self, claim: Claim) -> Flow[None]:
         check = self._checking(claim)
         if check is not None:
             self._check_transaction_status()
             self._check = check
         elif self.conn.transaction_status() is not TransactionStatus.BROKEN:
-            # What is lost has committed nothing, and the COMMIT says so.
+            # A lost connection has committed nothing, and the COMMIT reports it.
             yield from super()._check_open(claim)
 
     def _checking(self, claim: Claim) -> str | None:
-        """How the record can be checked with the COMMIT, in one message; None: it has to be checked before."""
+        """Return a check that is sent with the COMMIT, or None if the record has to be checked beforehand."""
         return self.database.sql.checking(claim) if hasattr(self.conn, "commit_if") else None
 
-    def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
+    def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
         self._check = None
         return super()._finish(claim, ending)
 
-    def _commit(self) -> Work[Commit]:
+    def _commit(self) -> Flow[Commit]:
         self._check_transaction_status()
         try:
             yield self.conn.commit if self._check is None else partial(self.conn.commit_if, self._check)
         except Exception as error:
             if not self.knows(error):
-                # From outside, and perhaps before the answer was read: a ROLLBACK would be told that.
+                # Interrupted from outside, perhaps before the reply was read: a ROLLBACK would read that reply as its
+                # own.
                 yield self.conn.spoil
                 raise
             return (yield from self._after_commit(error))
         return Commit.DONE
 
-    def _after_commit(self, error: Exception) -> Work[Commit]:
+    def _after_commit(self, error: Exception) -> Flow[Commit]:
         info = cause_of(error, self.database)
         unknown = info is not None and info.kind is ErrorClass.LOST
         yield from self._undo()
@@ -203,7 +207,7 @@ class TransactionRules(SqlFlows):
             return Commit.UNKNOWN
         return refused_commit(error, self.database, info)
 
-    def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Work[bool]:
+    def _rollback(self, error: BaseException, *, to_savepoint: bool) -> Flow[bool]:
         if not self._begun:
             return False
         if (
@@ -217,25 +221,25 @@ class TransactionRules(SqlFlows):
         tell_if_ended(error, self.database, self.conn, spoiled=self._spoiled)
         yield from self._undo()
         if self.conn.transaction_status() is TransactionStatus.BROKEN:
-            # What waits in the pool was probably cut with it.
+            # The idle connections of the pool were probably lost with it.
             yield self._pool.drop_idle
         return again
 
-    def _undo_handler(self) -> Work[None]:
+    def _undo_handler(self) -> Flow[None]:
         try:
             yield partial(self.conn.run, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:
             tell_no_savepoint(error, self.database)
             raise
 
-    def _undo(self) -> Work[None]:
+    def _undo(self) -> Flow[None]:
         if is_torn(self.conn):
             yield self.conn.spoil
         if self.conn.transaction_status() in (TransactionStatus.OPEN, TransactionStatus.ABORTED):
             try:
                 yield self.conn.rollback
             except Exception as error:
-                # The pool closes what it cannot use again, and that rolls back too. But an interrupt goes on.
+                # The pool closes an unusable connection, which rolls back too. But an interrupt has to propagate.
                 if not self.knows(error):
                     yield self.conn.spoil
                     raise
@@ -243,14 +247,21 @@ class TransactionRules(SqlFlows):
     def _check_transaction_status(self) -> None:
         check_committable(self.conn, spoiled=self._spoiled)
 
-    def _spoil(self, when: When) -> Work[None]:
-        """Leave nothing that could be committed: it may be a nested delivery that was interrupted, and be caught.
+    def _spoil(self, when: When) -> Flow[None]:
+        """Make sure that nothing can be committed: a nested delivery may have been interrupted, and its error caught.
 
-        What was interrupted on the way is closed when it is let go.
+        A connection interrupted in the middle of a request is closed when it is returned.
         """
         if self._begun and is_to_spoil(self.conn, when):
             self._spoiled = True
             yield self.conn.spoil
+
+    def _is_ours(self) -> bool:
+        """Return whether a connection has to be given back. A child that a handler has forked leaves it alone."""
+        if self._begun and self._generation != forks.generation:
+            self._begun = False
+            inherited.append(self._lent.pop_all())
+        return self._begun
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:
@@ -282,7 +293,7 @@ class SqlTransaction(TransactionRules, JoinedRecords):
 
     def let_go(self) -> None:
         """Give the connection back."""
-        if self._begun:
+        if self._is_ours():
             try:
                 run(self._undo())
             finally:
@@ -315,8 +326,8 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
             self.conn.abandon()
 
     async def let_go(self) -> None:
-        """Give the connection back, whatever cancels us meanwhile: it must not stay in a transaction, nor be used."""
-        if self._begun:
+        """Return the connection despite cancellation: it must neither stay in a transaction nor be reused in one."""
+        if self._is_ours():
             self._begun = False
             await brought_to_its_end(self._give_back(), self.conn.abandon)
 
@@ -328,20 +339,20 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
 
 
 def explain(error: Exception, database: Database) -> None:
-    """Raise what a driver's error means, in words. What is no driver's error, or has its words, is left alone."""
+    """Raise the meaning of a driver's error as `StoreUnavailable`; leave our errors and other errors alone."""
     info = cause_of(error, database)
     if info is not None and not isinstance(error, OnefoldError):
         raise down(database, info) from error
 
 
 def is_lost(error: Exception, database: Database) -> bool:
-    """Whether the connection was lost. One that could not be opened has its words already."""
+    """Return whether the connection was lost. A failure to connect has been explained already."""
     info = cause_of(error, database)
     return info is not None and info.kind is ErrorClass.LOST and not isinstance(error, OnefoldError)
 
 
 def tries_again(error: BaseException, database: Database, conn: Connection | AsyncConnection) -> bool:
-    """Whether a new transaction may succeed. A connection lost before COMMIT has committed nothing."""
+    """Return whether a new transaction may succeed. A connection lost before COMMIT has committed nothing."""
     info = cause_of(error, database)
     if info is None:
         return False
@@ -351,9 +362,9 @@ def tries_again(error: BaseException, database: Database, conn: Connection | Asy
 
 
 def refused_commit(error: Exception, database: Database, info: ErrorInfo | None) -> Commit:
-    """After a COMMIT that the server answered with an error: nothing was written."""
+    """Handle a COMMIT that the server answered with an error: nothing was written."""
     if info is None or info.kind is ErrorClass.MISTAKE:
-        # A constraint that is checked at the end: the handler's own mistake, which trying again would not mend.
+        # A deferred constraint: the handler's own mistake, which a retry would not fix.
         raise error
     if info.kind is ErrorClass.CONFLICT:
         return Commit.CONFLICT

@@ -1,73 +1,92 @@
-"""What is said to a database about a record inside a transaction, and what its answers mean, sync and async.
+"""The rules for a record inside a transaction: the statements to send and the meaning of the replies, sync and async.
 
-After the handler the record has to be there still, in the transaction that wrote it. Nothing here sends anything.
+After the handler the record has to exist still, in the transaction that wrote it. Nothing here sends anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSet, Sequence
+from functools import cache
 from typing import Any, Final, TypeVar
 
-from onefold._concurrency.generators import Work
+from onefold._concurrency.generators import Flow
 from onefold._concurrency.interrupts import When
+from onefold._concurrency.users_errors import add_note
+from onefold._entry_points import CONNECTIONS, installed
 from onefold._model import Claim, Ending, Entry, Gone, Record, Released
-from onefold.errors import OnefoldError, UsageError
-from onefold.stores.sql.connection import AsyncConnection, Connection, Database, ErrorClass, TransactionStatus, cause_of
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
+from onefold.stores.sql.connection import (
+    AsyncConnection,
+    Connection,
+    Database,
+    ErrorClass,
+    TransactionStatus,
+    cause_of,
+    dropped,
+    lacks_tables,
+)
 from onefold.stores.sql.dialect import SqlFlow
 
 T = TypeVar("T")
 
-# What is true of it, whichever way it was ended: nobody can know here what the handler committed.
+# True however the transaction was ended: nobody can know here what the handler committed.
 WHAT_STAYS: Final = (
     "What it committed stays, and so does the record that was committed with it: then the next delivery is answered as "
-    "done, and what came after is not made up for. Only where it was all rolled back does the next delivery run"
+    "done, and what was not committed is not done again. The next delivery runs only if all of it was rolled back"
 )
 
 ENDED: Final = (
-    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
-    "record and its work were not committed together. "
-    "Leave commit(), rollback() and close() to whoever began it, and let the database's errors out: a deadlock ends a "
-    "transaction, too. On MySQL and MariaDB so does every statement that commits by itself: DDL (CREATE, ALTER, DROP, "
-    "TRUNCATE), LOCK TABLES, ANALYZE TABLE. "
-    f"{WHAT_STAYS}"
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so its record "
+    "and its work were not committed together. Leave commit(), rollback() and close() to whoever began it, and let the "
+    "database's errors propagate: a deadlock ends a transaction, too. On MySQL and MariaDB so does every statement "
+    f"that commits by itself: DDL (CREATE, ALTER, DROP, TRUNCATE), LOCK TABLES, ANALYZE TABLE. {WHAT_STAYS}"
 )
 
 ABORTED: Final = (
-    "a statement of the handler failed, and the handler went on: the database has given the transaction up, and would "
-    "roll it back at its end without a word. Let the error out, or put what may fail into a savepoint"
+    "a statement of the handler failed, and the handler continued: the database has aborted the transaction, and would "
+    "silently roll it back at its end. Let the error propagate, or put what may fail into a savepoint"
+)
+
+FAILED_BEFORE: Final = (
+    "a statement failed in this transaction before, and the database refuses everything until it is rolled back. "
+    "Nothing ran. Roll back, or put what may fail into a savepoint"
 )
 
 INTERRUPTED: Final = (
-    "a delivery inside of this one was interrupted (a cancelled task, a time-out, Ctrl-C), and the handler around it "
-    "went on: what was written in the transaction is not committed, of neither, and the next delivery runs. Let the "
-    "interrupt out, or shield the delivery from it with asyncio.shield and await it"
+    "a delivery inside this one was interrupted (a cancelled task, a timeout, Ctrl-C), and the handler around it "
+    "continued: nothing that either of them wrote in the transaction is committed, and the next delivery runs. Let the "
+    "interrupt propagate, or shield the delivery from it with asyncio.shield and await it"
 )
 
 
-# Whose errors are the database's, also those that `Database.classify` has no meaning for.
-SPEAKERS: Final = frozenset(
-    {"aiosqlite", "asyncmy", "asyncpg", "django", "psycopg", "psycopg_pool", "pymysql", "sqlalchemy", "sqlite3"}
-)
+# Packages between a driver and its caller, whose errors are the database's as well.
+WRAPPERS: Final = frozenset({"aiosqlite", "psycopg_pool"})
+
+
+@cache
+def drivers() -> frozenset[str]:
+    """Return the packages whose errors are the database's, also those that `Database.classify` does not classify."""
+    return WRAPPERS.union(installed(CONNECTIONS))
 
 
 def is_known(error: BaseException, database: Database) -> bool:
-    """Return whether an error is the database's, its driver's or ours, and did not come from outside."""
+    """Return whether an error is the database's, its driver's or ours, rather than raised from outside."""
     if isinstance(error, OnefoldError) or cause_of(error, database) is not None:
         return True
-    return any(parent.__module__.partition(".")[0] in SPEAKERS for parent in type(error).__mro__)
+    return any(parent.__module__.partition(".")[0] in drivers() for parent in type(error).__mro__)
 
 
 class SqlFlows:
     """The operations of a store on a connection whose transaction is open, for sync and async alike.
 
-    They raise what the driver raises.
+    They raise the driver's errors.
     """
 
     database: Database
     conn: Any
-    # Run a generator on a connection that a pool lends.
+    # Runs a generator on a connection borrowed from a pool.
     _run_on: Callable[..., Any]
-    # A statement that is to be sent with the COMMIT.
+    # A statement to send with the COMMIT.
     _check: str | None = None
     # Whether an interrupt has made sure that the transaction is not committed.
     _spoiled = False
@@ -81,15 +100,15 @@ class SqlFlows:
         return self.conn.connection
 
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is the database's or ours. Any other came from outside, as from a signal's handler.
+        """Return whether an error is the database's or ours. Any other came from outside, as from a signal handler.
 
-        An OSError is none of theirs on a connection that is open: it says that somebody did not wait for the answer
-        (asyncpg's `command_timeout`, an alarm). What was sent may have been executed, and must not be committed.
+        On an open connection an OSError is neither: it says that somebody stopped waiting for the reply (asyncpg's
+        `command_timeout`, an alarm). The statement may have been executed, and must not be committed.
         """
         return not isinstance(error, OSError) and is_known(error, self.database)
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
-        """Say something to the database; whoever knows more of its errors than the driver adds that here."""
+        """Send a flow's statements; subclasses explain errors here that the driver cannot."""
         return flow
 
     def _check_transaction_status(self) -> None:
@@ -104,7 +123,7 @@ class SqlFlows:
     def _claiming_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
         return self.database.sql.claim_all(entries)
 
-    def _finish(self, claim: Claim, ending: Ending) -> Work[bool]:
+    def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
         self._check_transaction_status()
         if not (yield from self._say(self._finishing(claim, ending))):
             raise UsageError(ENDED)
@@ -113,11 +132,11 @@ class SqlFlows:
     def _finishing(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         return self.database.sql.finish_joined(claim, ending)
 
-    def _release(self, claim: Claim, released: Released | None) -> Work[bool]:
+    def _release(self, claim: Claim, released: Released | None) -> Flow[bool]:
         if is_torn(self.conn):
             yield self.conn.spoil
         if self.conn.transaction_status() is not TransactionStatus.OPEN:
-            # A transaction that was given up takes the record back by itself.
+            # An aborted transaction takes the record back by itself.
             return True
         return (yield from self._say(self._releasing(claim, released)))
 
@@ -126,35 +145,35 @@ class SqlFlows:
         yield from self.database.sql.unmark(claim)
         return is_released
 
-    def _check_open(self, claim: Claim) -> Work[None]:
+    def _check_open(self, claim: Claim) -> Flow[None]:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
         self._check_transaction_status()
         if not (yield from self._say(self._proving(claim))):
             raise UsageError(ENDED)
 
     def _proving(self, claim: Claim) -> SqlFlow[bool]:
-        """Whether the record is still there, in the transaction that wrote it."""
+        """Return whether the record still exists, in the transaction that wrote it."""
         return self.database.sql.still_there(claim)
 
-    def _spoil(self, when: When) -> Work[None]:
-        # A handler's own interrupt is as its errors are: the record was taken back, and the caller decides. But what
-        # was cancelled is not to be committed, if the connection can be used after that.
+    def _spoil(self, when: When) -> Flow[None]:
+        # An interrupt in the handler counts as an error of the handler: the record was removed, and the caller
+        # decides. But cancelled work must not be committed, if the connection is usable after `spoil`.
         if not when.is_inside or (when is When.CANCELLED and self.conn.spoils_gently):
             yield self.conn.spoil
 
 
 def check_committable(conn: Connection | AsyncConnection, *, spoiled: bool) -> None:
-    """Raise `UsageError` where a transaction of our own cannot be committed any more, and say why."""
+    """Raise `UsageError` if a transaction of our own can no longer be committed, and say why."""
     if spoiled:
         raise UsageError(INTERRUPTED)
     check_open(conn)
 
 
 def is_to_spoil(conn: Connection | AsyncConnection, when: When) -> bool:
-    """Whether a transaction of our own could be committed although a delivery in it was interrupted.
+    """Return whether a transaction of our own could be committed although a delivery in it was interrupted.
 
     After an interrupt in the handler of the outermost delivery it was rolled back. If it is still open, the interrupted
-    handler is a nested one's, whose record was taken back, and whose writes are there.
+    handler belongs to a nested delivery, whose record was taken back but whose writes are still there.
     """
     if when.is_inside:
         return conn.transaction_status() in (TransactionStatus.OPEN, TransactionStatus.ABORTED)
@@ -162,15 +181,15 @@ def is_to_spoil(conn: Connection | AsyncConnection, when: When) -> bool:
 
 
 def is_torn(conn: Connection) -> bool:
-    """Return whether an interrupt has left an answer unread on this connection: nothing must be sent on it any more.
+    """Return whether an interrupt left an unread reply on this connection: nothing more must be sent on it.
 
-    Links whose drivers see to that themselves do not tell.
+    Connections whose drivers handle that themselves do not report it.
     """
     return bool(getattr(conn, "is_torn", False))
 
 
 def check_open(conn: Connection | AsyncConnection) -> None:
-    """Raise `UsageError` where what follows could not be committed together with the work."""
+    """Raise `UsageError` where later statements could not be committed together with the work."""
     match conn.transaction_status():
         case TransactionStatus.IDLE | TransactionStatus.CLOSED:
             raise UsageError(ENDED)
@@ -178,8 +197,31 @@ def check_open(conn: Connection | AsyncConnection) -> None:
             raise UsageError(ABORTED)
 
 
+def tell_unusable(
+    error: Exception, database: Database, found: MutableSet[Any], database_id: object, *, first: bool
+) -> None:
+    """Raise what a caller's driver cannot know: why the transaction is aborted. Leave all other errors to the driver.
+
+    `found` holds the databases where the tables were seen; `first` tells that no statement of ours was sent before.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if database.sql.was_given_up(seen):
+            # Not from an error of ours, which would name another reason.
+            raise UsageError(FAILED_BEFORE if first else ABORTED) from (
+                seen if isinstance(error, OnefoldError) else error
+            )
+        seen = seen.__cause__
+    if lacks_tables(error, database) and not isinstance(error, StoreUnavailable):
+        # Somebody has dropped them.
+        found.discard(database_id)
+        if database.sql.searches_schemas:
+            # PostgreSQL has aborted the transaction. The next delivery looks again.
+            raise dropped(database) from error
+
+
 def tell_no_savepoint(error: Exception, database: Database) -> None:
-    """Raise `UsageError` where our savepoint is not there: the handler has ended its transaction."""
+    """Raise `UsageError` if our savepoint does not exist: the handler has ended its transaction."""
     info = cause_of(error, database)
     if info is not None and info.kind is ErrorClass.MISTAKE:
         raise UsageError(ENDED) from error
@@ -188,11 +230,11 @@ def tell_no_savepoint(error: Exception, database: Database) -> None:
 def tell_if_ended(
     error: BaseException, database: Database, conn: Connection | AsyncConnection, *, spoiled: bool
 ) -> None:
-    """Add to a handler's error that the handler has ended the transaction, too. An error of a database may end one."""
+    """Note on a handler's error that the handler also ended the transaction, unless a database error ended it."""
     if spoiled:
-        error.add_note(f"onefold: {INTERRUPTED}")
+        add_note(error, f"onefold: {INTERRUPTED}")
     elif (
         conn.transaction_status() in (TransactionStatus.IDLE, TransactionStatus.CLOSED)
         and cause_of(error, database) is None
     ):
-        error.add_note(f"Besides, {ENDED}")
+        add_note(error, f"Also: {ENDED}")

@@ -1,7 +1,7 @@
-"""Records that somebody else has locked: how long a renewal waits for them, and what is said of them.
+"""Records that somebody else has locked: how long a renewal waits for them, and how that is reported.
 
-The renewal of one claim must never wait for the row of another. So a batch passes over rows that are locked, and those
-are asked for one by one after it, within a part of the lease.
+The renewal of one claim must never wait for the row of another. So a batch skips locked rows, then asks for them one by
+one, within a part of the lease.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from onefold._model import Claim
 from onefold.errors import StoreUnavailable
 from onefold.stores.base import PartlyRenewed
 
-# All waits of one renewal take an eighth of the shortest lease at most: half of what the heartbeat waits for an answer.
+# All waits of one renewal take at most an eighth of the shortest lease: half of the heartbeat's timeout.
 WAITS_PER_LEASE: Final = 8
 
-# For so many at most, chosen at random: the others have their turn at another beat.
+# At most so many locked rows are waited for, chosen at random: the others get their turn at another beat.
 WAITED_FOR_MAX: Final = 8
 
-# And no longer for all of them: claims with a shorter lease may become due meanwhile.
+# An upper bound for all of them together: claims with a shorter lease may become due meanwhile.
 WAIT_SECONDS: Final = 1.0
 
 WHY: Final = (
-    "another transaction holds the row of its record: one that has met this key, by guard.within(), or that works on "
+    "another transaction holds the row of its record: one that used this key in guard.within(), or that changes "
     "onefold_records by hand. Keep such transactions shorter than the lease"
 )
 
 
 class Leases:
-    """The leases that a store has claimed: behind a renewal that waits for a row, those of other claims wait, too."""
+    """The leases that a store has claimed. Behind a renewal that waits for a row, those of other claims wait, too."""
 
     def __init__(self) -> None:
         self.shortest = math.inf
         self._cared_for = math.inf
 
     def meet(self, lease: float) -> bool:
-        """Take note of a lease that is about to be claimed; return whether a wait under way may be too long for it.
+        """Note a lease that is about to be claimed; return whether a wait in progress may be too long for it.
 
-        Then the claim has to be sent after that wait, which `cared_for` tells.
+        If so, the claim has to be sent after that wait; `cared_for` reports its end.
         """
         self.shortest = min(self.shortest, lease)
         return longest_wait(lease) < longest_wait(self._cared_for)
@@ -50,16 +50,16 @@ class Leases:
 
 
 def longest_wait(lease: float) -> float:
-    """Return how long a renewal waits for all rows that are locked, where this is the shortest lease."""
+    """Return how long a renewal may wait for all locked rows, given the shortest lease."""
     return min(lease / WAITS_PER_LEASE, WAIT_SECONDS)
 
 
 def turns(
     claims: Sequence[Claim], locked: Sequence[int], least: float, shortest: float = math.inf
 ) -> tuple[list[int], float]:
-    """Return which of the locked ones to wait for, and how long for each.
+    """Return which of the locked rows to wait for, and how long for each.
 
-    `least` is the shortest wait there is, and `shortest` the shortest lease that is renewed on the same connection.
+    `least` is the shortest possible wait, and `shortest` the shortest lease renewed on the same connection.
     """
     budget = longest_wait(min(shortest, *(claim.lease for claim in claims)))
     count = min(len(locked), WAITED_FOR_MAX, int(budget / least))

@@ -1,15 +1,15 @@
-"""`Column` over any connection: the caller's own row is the record. It is there, or it is not; the handler writes it.
+"""`RecordColumn` over any connection: the caller's own row is the record. It exists or not; the handler writes it.
 
-That a row is there after the handler proves nothing: a handler that writes it by `INSERT ... ON CONFLICT DO NOTHING`
-goes on beside the row of another delivery. So a claim takes a lock that only one delivery of a key can hold, and that
-the database itself gives up with the transaction, and then looks. Each database has a module with its lock.
+That a row exists after the handler proves nothing: a handler that writes it with `INSERT ... ON CONFLICT DO NOTHING`
+carries on beside another delivery's row. So a claim takes a lock that only one delivery of a key can hold and that the
+database releases with the transaction, and then looks. Each database has a module with its lock.
 
-Flows, as those of a dialect, so that they are written once for every driver and sync and async. One `Rows` is for one
-delivery. Nothing that was found out about a table is kept for the next one: tables change, and so does the schema in
-which a session looks for them.
+The operations are flows like those of a dialect, so that they are written once for every driver, sync and async. One
+`Rows` serves one delivery. Nothing learned about a table is kept for the next delivery: tables change, and so does the
+schema in which a session looks for them.
 """
 
-# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: S608 - the names in the statements were checked by `RecordColumn`, and are never values
 # ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from typing import Any, Final, NamedTuple, NoReturn
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import InProgress, UsageError
 from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
-from onefold.transactions import Column, not_unique
+from onefold.transactions import RecordColumn, not_unique
 
 
 class Catalog(NamedTuple):
-    """How a database is asked for unique indexes, and how it wants names and values."""
+    """How to ask a database for unique indexes, and how it quotes names and compares values."""
 
     # One row for each column of each unique index: the table's schema, the index, the column (NULL: an expression), and
     # the column's type for a cast.
     unique: str
-    # One row for each column of the table, with its type for people. It may be slow, and is for errors.
+    # One row for each column of the table, with its type for people. It may be slow; it serves error messages.
     columns: str
     quote: str
-    # Finds the row by its index, as the index compares: perhaps without regard to case, or to blanks at the end.
+    # Finds the row by its index, comparing as the index does: perhaps ignoring case or trailing blanks.
     equal: str
-    # Whether the row that was found has this very key.
+    # Whether the row found has exactly this key.
     exact: str
     # Whether `Number` and `number` are the same column.
     folds_case: bool = True
 
 
-# When to come again, if another delivery of the same key is in the way.
+# When to retry if another delivery of the same key is in the way.
 RETRY_AFTER: Final = 1.0
 
 
 class Found(NamedTuple):
-    """A table whose column was found to be unique, for statements that mean it whatever the handler sets."""
+    """A table whose column is unique, named so that statements mean it whatever the handler sets."""
 
     table: str
     condition: str
     exact: str
     indexes: frozenset[str]
-    # Of the columns for the key and the scope, for a cast.
+    # The types of the columns for the key and the scope, for a cast.
     types: dict[str, str]
 
 
 class Rows(Dialect):
-    """The operations of a store, on rows of the caller's. Each database adds its lock."""
+    """The operations of a store on the caller's own rows. Each database adds its lock."""
 
     catalog: Catalog
-    # Whether a record of ours is written, too.
+    # Whether a record of ours is written as well.
     needs_tables: bool = False
     _found: Found
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: RecordColumn) -> None:
         self._column = column
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
@@ -102,11 +102,11 @@ class Rows(Dialect):
         return True
 
     def _was_written(self, entry: Entry) -> SqlFlow[bool]:
-        """Whether the row was there before. When this has ended, no other delivery of the key is let in."""
+        """Lock the key against other deliveries; return whether its row already exists."""
         raise NotImplementedError(f"{type(self).__name__} has to take a lock, and look")
 
     def _is_there(self, address: Address, after: str = "") -> SqlFlow[bool]:
-        """Whether there is a row with this very key."""
+        """Return whether there is a row with exactly this key."""
         found = self._found
         statement = f"SELECT {found.exact} FROM {found.table} WHERE {found.condition}{after}"
         reply: Reply = yield SqlRequest(statement, self._values(address), rows=True)
@@ -125,22 +125,22 @@ class Rows(Dialect):
         )
 
     def _refuse_merged(self, address: Address) -> SqlFlow[NoReturn]:
-        """Raise the error of a key that the column takes for another one, or changes."""
+        """Raise the error for a key that the column changes, or confuses with another one."""
         column, there = self._column, (yield from self._columns())
         type_ = there.get(self._fold(column.name), "")
         raise UsageError(
-            f"{address.operation} [key {address.digest}]: {column.table}.{column.name} ({type_}) takes this key for "
-            "another one, whose row is there, or does not keep it as it is. Roll back. Use a column of text that "
-            "compares every character, as with a binary collation, or bring the keys into the form in which the "
-            "database gives them back"
+            f"{address.operation} [key {address.digest}]: {column.table}.{column.name} ({type_}) treats this key as "
+            "equal to another one, whose row is there, or changes it when it is stored. Roll back. Use a column of "
+            "text that compares every character, as with a binary collation, or bring the keys into the form in which "
+            "the database gives them back"
         )
 
     def _written_by_another(self, address: Address) -> InProgress:
         column, error = self._column, InProgress.about(address, retry_after=RETRY_AFTER)
         message = (
-            f"{address.operation} [key {address.digest}]: the row in {column.table} whose {column.name} is the key was "
-            "written by another transaction meanwhile, and not by this handler. Roll back, and deliver it again: then "
-            "it is replayed"
+            f"{address.operation} [key {address.digest}]: the row in {column.table} whose {column.name} is the key "
+            "was written by another transaction, not by this handler. Roll back, and deliver it again: then it is "
+            "replayed"
         )
         error.args = (message,)
         return error
@@ -150,11 +150,12 @@ class Rows(Dialect):
         if bool(address.scope) != (column.scope is not None):
             raise UsageError(
                 f"record={column!r} and a delivery with {'a' if address.scope else 'no'} scope: both "
-                "have one, or neither. Name the tenant's column with Column(..., scope=...), and the tenant with scope="
+                "have one, or neither. Name the tenant's column with RecordColumn(..., scope=...), and the tenant "
+                "with scope="
             )
 
     def _find(self) -> SqlFlow[None]:
-        """Find the table and its unique index: without one, the database lets two rows have one key."""
+        """Find the table and its unique index: without one, the database would accept two rows with one key."""
         reply: Reply = yield self._finding()
         yield from self._take(reply)
 
@@ -176,7 +177,7 @@ class Rows(Dialect):
         self._found = self._stated(schema, indexes, types)
 
     def _columns(self) -> SqlFlow[dict[str, str]]:
-        """The columns of the table, with their types in words."""
+        """Return the columns of the table, with their types as text."""
         reply: Reply = yield SqlRequest(self.catalog.columns, {"table": self._column.table}, rows=True)
         return {self._fold(name): described for name, described in reply.rows}
 
@@ -186,7 +187,7 @@ class Rows(Dialect):
         types = {name: types[self._fold(part)] for name, part in names.items()}
         parts = [{"column": self._quoted(part), "name": name, "type": types[name]} for name, part in names.items()]
         table = self._quoted(column.table)
-        # What looks like a place for a value to some driver stays out of the statement.
+        # Keep a schema out of the statement whose name some driver would read as a placeholder.
         plain = schema and not set(schema) & set(":%?")
         return Found(
             f"{self._quoted(schema)}.{table}" if plain else table,
@@ -197,7 +198,7 @@ class Rows(Dialect):
         )
 
     def _quoted(self, name: str) -> str:
-        # In quotes, because a table may be called `order`. A schema's name was not checked.
+        # Quoted, because a table may be called `order`. The schema's name was not checked.
         quote = self.catalog.quote
         return f"{quote}{name.replace(quote, 2 * quote)}{quote}"
 
@@ -206,7 +207,7 @@ class Rows(Dialect):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was made of by the libraries between."""
+    """Yield an error and its chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

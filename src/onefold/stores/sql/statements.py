@@ -1,7 +1,7 @@
-"""The statements that every database has, composed of clauses: what each write assigns, and on what conditions.
+"""The statements that every database has, composed of clauses: the assignments of each write, and its conditions.
 
-A database that stores something in its own way gives another clause, as in `ENDED | {"lease_until": "NULL"}`, and never
-edits the text of a statement: a rule that is missed there would change nothing, and nobody would know.
+A database that stores something differently supplies another clause, as in `ENDED | {"lease_until": "NULL"}`. It never
+edits the text of a statement: a replacement that matches nothing would silently change nothing.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -14,12 +14,12 @@ from typing import Final
 from onefold._model import State
 from onefold.stores.sql.records import ADDRESS, ALIVE, AT, OF_TOKEN, OURS, READ, TABLE, WRITTEN
 
-# By column, the value that a write gives it.
+# The value that a write assigns, by column.
 Assignments = Mapping[str, str]
 
 _CHANGED: Final = {"revision": "revision + 1", "changed": ":now"}
 
-# A late heartbeat must not give an end to what is held.
+# A late heartbeat must not make a held record expire.
 RENEWED: Final = _CHANGED | {
     "notes": "CASE WHEN :notes_length >= COALESCE(LENGTH(notes), 0) THEN :notes ELSE notes END",
     "lease_until": "CASE state WHEN 'running' THEN :now + :lease ELSE lease_until END",
@@ -42,62 +42,62 @@ LIVE: Final = f"{OURS} AND state IN ('running', 'held')"
 
 
 def assigned(columns: Assignments) -> str:
-    """Return what stands after SET."""
+    """Return the assignments after SET."""
     return ", ".join(f"{column} = {value}" for column, value in columns.items())
 
 
 def settled(ended: Assignments) -> dict[str, str]:
-    """Return an ending and a release with a memory in one, for batches that have both: an open record keeps more."""
+    """Return one clause for both endings and remembered releases, for batches of both: an open record keeps more."""
     kept = {name: f"CASE :state WHEN 'open' THEN {name} ELSE {ended[name]} END" for name in ("result", "omitted")}
     return {**ended, **kept, "attempt": "COALESCE(:attempt, attempt)"}
 
 
 class Statements:
-    """The texts of one database. They have `:now` for its clock, which whoever sends them gives, or `spell` does."""
+    """The texts of one database. `:now` stands for its clock; `in_dialect` or the sender fills it in."""
 
-    # The clauses; a database gives its own where it stores something in another way.
+    # The clauses; a database overrides those that it stores differently.
     written: Assignments = WRITTEN
     read_as: Assignments = READ
     renewed: Assignments = RENEWED
     ended: Assignments = ENDED
     left_open: Assignments = LEFT_OPEN
-    # What makes a read after a refused write a locking one, where reads show an old snapshot.
+    # Makes a read after a refused write a locking one, where plain reads show an old snapshot.
     locking: str = ""
-    # What proves that a record was written in this transaction, where a statement can.
+    # Proves that a record was written in this transaction, where a condition can.
     written_here: str = ""
-    # What comes after an address, in the order of the primary key.
+    # Addresses after a given one, in the order of the primary key.
     after: str = "(scope, operation, key) > (:after_scope, :after_operation, :after_key)"
 
-    # Composed of them for each database.
+    # Composed of the clauses for each database.
     look: str
-    # After a refused write.
+    # Reads after a refused write.
     read_in_the_way: str
-    # Writes if the record is still what its finder saw: neither token nor revision alone would be enough.
+    # Writes if the record is unchanged since it was read: neither token nor revision alone would be enough.
     replace: str
     renew: str
     end: str
-    # The same in the transaction that wrote the record, also expired: a handler may take longer than it is kept.
+    # `end` in the transaction that wrote the record, even if expired: a handler may take longer than it is kept.
     end_joined: str
     leave_open: str
     forget: str
 
     def __init_subclass__(cls) -> None:
         for name, statement in _composed(cls).items():
-            setattr(cls, name, cls.spell(statement))
+            setattr(cls, name, cls.in_dialect(statement))
 
     @classmethod
-    def spell(cls, statement: str) -> str:
-        """A statement of ours as this database wants it."""
+    def in_dialect(cls, statement: str) -> str:
+        """Render one of our statements for this database."""
         return statement
 
     @classmethod
     def selected(cls) -> str:
-        """Return what stands after SELECT for a record."""
+        """Return the expressions after SELECT for a record."""
         return ", ".join(cls.read_as.values())
 
     def in_state(self, state: State) -> str:
         """Return the condition for records in this state."""
-        # One of five words of ours; as a value, it would hide from the index on held records.
+        # One of our own five words; as a parameter, it would keep the planner from the index on held records.
         return f"state = '{state.value}'"
 
 
@@ -107,7 +107,7 @@ def columns(written: Assignments = WRITTEN) -> str:
 
 
 def values(written: Assignments = WRITTEN) -> str:
-    """Return their values."""
+    """Return the values of those columns."""
     return ", ".join((*(f":{name}" for name in ADDRESS), *written.values()))
 
 

@@ -1,6 +1,6 @@
-"""A store on a database server, over any driver: each operation is one flow on a connection that a pool lends.
+"""A store on a database server, over any driver: each operation is one flow on a connection borrowed from a pool.
 
-It looks at the tables on first use, and makes them where it may. Every operation may be sent twice, so that one whose
+It looks for the tables on first use, and creates them where allowed. Every operation may be sent twice, so one whose
 connection turns out dead is sent again on a new one; a second loss is `StoreUnavailable`.
 
 The rules are generators of requests (`_concurrency.generators`), written once; `SqlStore` and `AsyncSqlStore` run them.
@@ -9,12 +9,12 @@ The rules are generators of requests (`_concurrency.generators`), written once; 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import heard
+from onefold._concurrency.users_errors import passing, passing_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import background_purge
@@ -27,6 +27,7 @@ from onefold.stores.sql.connection import (
     StoresPool,
     cause_of,
     down,
+    lacks_tables,
 )
 from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction
 from onefold.stores.sql.joined_rules import is_known
@@ -36,32 +37,33 @@ from onefold.stores.sql.tables import ensure
 
 T = TypeVar("T")
 
-# What is said on a connection, once there is one.
-Talking = Callable[[Any], Work[T]]
+# A flow that needs a connection.
+OnConnection = Callable[[Any], Flow[T]]
 
-# On Python 3.11 an enum gives its members out slowly.
+# On Python 3.11 accessing an enum's members is slow.
 RUNNING: Final = State.RUNNING
 
-# A deadlock is the database's own choice of a victim; the same victim twice is rare, eight times is a design.
+# The database picks the victim of a deadlock; the same victim twice is rare, eight times is a design flaw.
 CONFLICTS_MAX: Final = 8
 
-# Somebody may drop the tables of a store that has found them; once more is enough to find out, and to make them.
+# Somebody may drop the tables after a store has found them; one more look is enough to notice, and to create them.
 LOOKS_MAX: Final = 2
 
 
 class SqlRules:
     """The operations of a store, for sync and async alike."""
 
-    # Run a generator on a connection that a pool lends. Run one, and raise a cancellation that a driver has swallowed.
+    # The first runs a generator on a connection borrowed from a pool. The second runs one, and re-raises a cancellation
+    # that a driver has swallowed.
     _run_on: Callable[..., Any]
     _run_heard: Callable[..., Any]
 
     def __init__(self, database: Database, pool: Any, *, ours: bool = True) -> None:
-        """`ours`: whether the pool may be closed with the store."""
+        """Initialize; `ours` says whether the pool may be closed with the store."""
         self.database = database
         self._pool = pool
         self._ours = ours
-        # No handler is ever lent this one: a claim must not depend on what handlers may hold.
+        # Never lent to a handler: renewing a claim must not depend on connections that handlers may hold.
         self._renewals = pool.reserve()
         self._leases = Leases()
         self._looked = False
@@ -70,10 +72,10 @@ class SqlRules:
         return f"{type(self).__name__}({self.database.name!r})"
 
     def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
-        """Return the pool for what ends or renews these claims."""
+        """Return the pool for operations that end or renew these claims."""
         raise NotImplementedError
 
-    def _claim(self, entry: Entry, replacing: Record | None) -> Work[Record | Gone | None]:
+    def _claim(self, entry: Entry, replacing: Record | None) -> Flow[Record | Gone | None]:
         if entry.state is RUNNING:
             yield from self._reserve([entry])
         answer: Record | Gone | None
@@ -82,14 +84,14 @@ class SqlRules:
             yield from self._purge_a_little(1)
         return answer
 
-    def _claim_all(self, entries: Sequence[Entry]) -> Work[list[Record | Gone | None]]:
+    def _claim_all(self, entries: Sequence[Entry]) -> Flow[list[Record | Gone | None]]:
         if any(entry.state is RUNNING for entry in entries):
             yield from self._reserve(entries)
         answers = yield from self._send(lambda _: self.database.sql.claim_all(entries), self._pool)
         yield from self._purge_a_little(sum(entry.state is State.DONE for entry in entries))
         return answers
 
-    def _extend(self, claim: Claim, notes: bytes | None) -> Work[bool]:
+    def _extend(self, claim: Claim, notes: bytes | None) -> Flow[bool]:
         try:
             pool = self._for_endings([claim])
             return (yield from self._send(lambda _: self.database.sql.extend(claim, notes), pool))
@@ -97,25 +99,31 @@ class SqlRules:
             self._check_for_reserve(error)
         return (yield from self._send(lambda _: reserve.extended(self.database.sql, claim, notes), self._renewals))
 
-    def _extend_all(self, claims: Sequence[Claim]) -> Work[list[bool]]:
-        """Renew the leases, on the connection that is reserved for it."""
+    def _extend_all(self, claims: Sequence[Claim]) -> Flow[list[bool]]:
+        """Renew the leases on the connection reserved for it."""
         shortest = self._leases.shortest
         found = yield from self._send(lambda _: self.database.sql.extend_all(claims, shortest), self._renewals)
         return all_known(found)
 
-    def _close(self, talking: Talking[bool], close: Close) -> Work[bool]:
-        """End a claim: on the reserved connection where handlers hold all others."""
-        claims = [close.claim]
+    def _close(self, claim: Claim, by: Ending | Released | None) -> Flow[bool]:
+        """End a claim, on the reserved connection if handlers hold all others."""
+        claims = [claim]
+
+        def flow_on(_connection: Any) -> Flow[bool]:
+            sql = self.database.sql
+            return sql.finish(claim, by) if isinstance(by, Ending) else sql.release(claim, by)
+
         try:
-            answer = yield from self._send(talking, self._for_endings(claims))
+            answer = yield from self._send(flow_on, self._for_endings(claims))
         except StoreUnavailable as error:
             self._check_for_reserve(error)
         else:
             yield from self._purge_a_little(1, claims)
             return answer
+        close = Close(claim, by)
         return (yield from self._send(lambda _: reserve.closed(self.database.sql, close), self._renewals))
 
-    def _close_all(self, closes: Sequence[Close]) -> Work[list[bool]]:
+    def _close_all(self, closes: Sequence[Close]) -> Flow[list[bool]]:
         claims = [close.claim for close in closes]
         try:
             pool = self._for_endings(claims, many=not self.database.sql.closes_in_one)
@@ -127,10 +135,19 @@ class SqlRules:
             return answers
         return (yield from self._send(lambda _: reserve.all_closed(self.database.sql, closes), self._renewals))
 
-    def _reserve(self, entries: Sequence[Entry]) -> Work[None]:
-        """Open the connection for renewals. Without it no claim is made: nobody could keep it alive.
+    def _read(self, address: Address) -> Flow[Record | None]:
+        return self._send(lambda _: self.database.sql.read(address), self._pool)
 
-        And where a wait that is under way on it may be too long for these leases, see it come to its end.
+    def _purge(self, limit: int) -> Flow[int]:
+        return self._send(lambda _: self.database.sql.purge(limit), self._pool)
+
+    def _browse(self, query: Query, limit: int) -> Flow[list[Record]]:
+        return self._send(lambda _: self.database.sql.browse(query, limit), self._pool)
+
+    def _reserve(self, entries: Sequence[Entry]) -> Flow[None]:
+        """Open the connection for renewals. Without it no claim is made: nothing could keep it alive.
+
+        If a wait in progress on it may be too long for these leases, let it end first.
         """
         shortest = min(entry.lease for entry in entries if entry.state is RUNNING)
         if self._leases.meet(shortest) or not self._renewals.is_held:
@@ -139,12 +156,12 @@ class SqlRules:
             self._leases.cared_for(shortest)
 
     def _check_for_reserve(self, error: StoreUnavailable) -> None:
-        """Raise it again, unless the pool gave no connection and the one that is reserved may serve."""
+        """Raise the error again, unless the pool gave no connection and the reserved one may serve."""
         if error.reached or not self._renewals.is_held:
             raise error
 
-    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Work[None]:
-        """Maybe purge a batch, after so many deliveries have ended: those of these claims, or a transaction's."""
+    def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Flow[None]:
+        """Maybe purge a batch after deliveries have ended: those of these claims, or of a transaction."""
         due = background_purge.batches_due(ended) if self.database.purges else 0
         if due == 0:
             return
@@ -153,36 +170,39 @@ class SqlRules:
             while due and (yield from self._send(self.background_purge, pool)) == background_purge.BATCH:
                 due -= 1
 
-    def background_purge(self, _connection: Any) -> Work[int]:
+    def background_purge(self, _connection: Any) -> Flow[int]:
         return self.database.sql.background_purge(background_purge.BATCH)
 
-    def _send(self, talking: Talking[T], pool: Any, *, look: bool = True) -> Work[T]:
-        """Say it on a connection of the pool, once the tables are there; again where that may help."""
+    def _send(self, flow_on: OnConnection[T], pool: Any, *, look: bool = True) -> Flow[T]:
+        """Run the work on a connection of the pool, once the tables exist; retry where that may help."""
         attempts = Attempts(self.database, LOOKS_MAX if look else 1)
         while True:
             if look and not self._looked:
                 yield from self._look()
             try:
-                return (yield partial(self._run_on, pool, talking))  # type: ignore[no-any-return]
+                return (yield partial(self._run_on, pool, flow_on))  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 self._forget_tables(error)
                 if attempts.failed(error) is ErrorClass.LOST:
                     yield pool.drop_idle
 
     def _forget_tables(self, error: Exception) -> None:
-        """Look for the tables again, and make them, where an error says that they are missing."""
-        if are_missing(error, self.database):
+        """Look for the tables again, and create them, if the error says that they are missing."""
+        if lacks_tables(error, self.database):
             self._looked = False
 
-    def _look(self) -> Work[None]:
+    def _look(self) -> Flow[None]:
         if not self._looked:
             yield partial(self._run_heard, self._send(self._meet, self._pool, look=False))
             self._looked = True
 
-    def _meet(self, connection: Any) -> Work[None]:
+    def _meet(self, connection: Any) -> Flow[None]:
         return ensure(self.database, connection)
 
-    def _facts(self) -> Work[dict[str, Any]]:
+    def _ask(self, flow_of: Callable[[Database], Flow[T]]) -> Flow[T]:
+        return self._send(lambda _: flow_of(self.database), self._pool, look=False)
+
+    def _facts(self) -> Flow[dict[str, Any]]:
         from onefold.stores.sql.facts import facts_of
 
         return self._send(lambda _: facts_of(self.database), self._pool, look=False)
@@ -202,41 +222,45 @@ class SqlStore(SqlRules):
         return run(self._extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return run(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
+        return run(self._close(claim, ending))
 
     def release(self, claim: Claim, released: Released | None = None) -> bool:
-        return run(self._close(lambda _: self.database.sql.release(claim, released), Close(claim, released)))
+        return run(self._close(claim, released))
 
     def read(self, address: Address) -> Record | None:
-        return run(self._send(lambda _: self.database.sql.read(address), self._pool))
+        return run(self._read(address))
 
     def purge(self, limit: int) -> int:
-        return run(self._send(lambda _: self.database.sql.purge(limit), self._pool))
+        return run(self._purge(limit))
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return run(self._claim_all(entries))
 
     def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        """Renew the leases, on the connection that is reserved for it."""
+        """Renew the leases on the connection reserved for it."""
         return run(self._extend_all(claims))
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return run(self._close_all(closes))
 
     def browse(self, query: Query, limit: int) -> list[Record]:
-        return run(self._send(lambda _: self.database.sql.browse(query, limit), self._pool))
+        return run(self._browse(query, limit))
 
     def facts(self) -> dict[str, Any]:
-        """Return what the database says of itself; look for the tables, and never create them."""
+        """Return the facts of the database; look for the tables, and never create them."""
         return run(self._facts())
 
+    def ask(self, flow_of: Callable[[Database], Flow[T]]) -> T:
+        """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
+        return run(self._ask(flow_of))
+
     def knows(self, error: BaseException) -> bool:
-        """Return whether an error is the database's or ours. Any other came from outside, as a signal's handler's."""
+        """Return whether an error is the database's or ours. Any other came from outside, as from a signal handler."""
         return is_known(error, self.database)
 
     @property
     def auto_schema(self) -> bool:
-        """Whether missing tables are created on first use, and older ones upgraded."""
+        """Return whether missing tables are created on first use, and older ones upgraded."""
         return self.database.auto_schema
 
     @auto_schema.setter
@@ -245,11 +269,11 @@ class SqlStore(SqlRules):
 
     def schema_exists(self) -> bool:
         """Return whether the tables exist. Create and change nothing."""
-        return run(self._send(lambda _: self.database.sql.form(), self._pool, look=False)) > 0
+        return run(self._send(lambda _: self.database.sql.schema_version(), self._pool, look=False)) > 0
 
-    @contextmanager
+    @passing
     def transaction(self) -> Iterator[SqlTransaction]:
-        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        """Open a transaction in this database, on connections that are not shared meanwhile."""
         if not self._looked:
             run(self._look())
         transaction = self._new_transaction()
@@ -263,13 +287,13 @@ class SqlStore(SqlRules):
         run(self._purge_a_little())
 
     def close(self) -> None:
-        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Later use of the store opens new ones."""
         self._renewals.let_go()
         if self._ours:
             self._pool.drop_idle()
 
     def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
-        # Nothing bounds a blocking wait for a pool but the pool itself.
+        # Only the pool itself can bound a blocking wait for it.
         del claims, many
         return self._pool
 
@@ -278,7 +302,7 @@ class SqlStore(SqlRules):
 
 
 class AsyncSqlStore(SqlRules):
-    """The same store, async; it survives a new event loop."""
+    """The async counterpart; it survives a new event loop."""
 
     _pool: AsyncStoresPool
     _run_on = staticmethod(run_on_async)
@@ -290,39 +314,41 @@ class AsyncSqlStore(SqlRules):
         return await run_async(self._extend(claim, notes))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await run_async(self._close(lambda _: self.database.sql.finish(claim, ending), Close(claim, ending)))
+        return await run_async(self._close(claim, ending))
 
     async def release(self, claim: Claim, released: Released | None = None) -> bool:
-        return await run_async(
-            self._close(lambda _: self.database.sql.release(claim, released), Close(claim, released))
-        )
+        return await run_async(self._close(claim, released))
 
     async def read(self, address: Address) -> Record | None:
-        return await run_async(self._send(lambda _: self.database.sql.read(address), self._pool))
+        return await run_async(self._read(address))
 
     async def purge(self, limit: int) -> int:
-        return await run_async(self._send(lambda _: self.database.sql.purge(limit), self._pool))
+        return await run_async(self._purge(limit))
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return await run_async(self._claim_all(entries))
 
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]:
-        """Renew the leases, on the connection that is reserved for it."""
+        """Renew the leases on the connection reserved for it."""
         return await run_async(self._extend_all(claims))
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         return await run_async(self._close_all(closes))
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
-        return await run_async(self._send(lambda _: self.database.sql.browse(query, limit), self._pool))
+        return await run_async(self._browse(query, limit))
 
     async def facts(self) -> dict[str, Any]:
-        """Return what the database says of itself; look for the tables, and never create them."""
+        """Return the facts of the database; look for the tables, and never create them."""
         return await run_async(self._facts())
 
-    @asynccontextmanager
+    async def ask(self, flow_of: Callable[[Database], Flow[T]]) -> T:
+        """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
+        return await run_async(self._ask(flow_of))
+
+    @passing_async
     async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
-        """A transaction in this database, on connections that nobody else uses meanwhile."""
+        """Open a transaction in this database, on connections that are not shared meanwhile."""
         if not self._looked:
             await run_async(self._look())
         transaction = self._new_transaction()
@@ -336,13 +362,13 @@ class AsyncSqlStore(SqlRules):
         await heard(run_async(self._purge_a_little()))
 
     async def aclose(self) -> None:
-        """Close the connections that are ours. Whoever uses the store after that opens new ones."""
+        """Close the connections that are ours. Later use of the store opens new ones."""
         await self._renewals.let_go()
         if self._ours:
             await self._pool.drop_idle()
 
     @staticmethod
-    async def _run_heard(work: Work[T]) -> T:
+    async def _run_heard(work: Flow[T]) -> T:
         return await heard(run_async(work))
 
     def _for_endings(self, claims: Sequence[Claim], *, many: bool = False) -> Any:
@@ -353,14 +379,14 @@ class AsyncSqlStore(SqlRules):
 
 
 class Attempts:
-    """How often one operation is sent: once more after a lost connection, a few times after conflicts."""
+    """The retry budget of one operation: once after a lost connection, a few times after conflicts."""
 
     def __init__(self, database: Database, looks: int) -> None:
         self._database = database
         self._left = {ErrorClass.LOST: 1, ErrorClass.CONFLICT: CONFLICTS_MAX, ErrorClass.NO_TABLES: looks - 1}
 
     def failed(self, error: Exception) -> ErrorClass:
-        """Why it is to be sent again; where it is not, this raises what the caller shall see."""
+        """Return the reason to send it again; if there is none, raise the error for the caller."""
         info = cause_of(error, self._database)
         if info is None or isinstance(error, StoreUnavailable):
             raise error
@@ -373,12 +399,6 @@ class Attempts:
         return info.kind
 
 
-def _say_nothing(_connection: Any) -> Work[None]:
-    """For a connection that is only to be opened."""
+def _say_nothing(_connection: Any) -> Flow[None]:
+    """Do nothing, on a connection that only has to be opened."""
     yield from ()
-
-
-def are_missing(error: Exception, database: Database) -> bool:
-    """Whether it was raised because the tables are not there."""
-    info = cause_of(error, database)
-    return info is not None and info.kind is ErrorClass.NO_TABLES

@@ -1,21 +1,21 @@
-"""Our tables: found, or made and brought to our version, on whatever connection is at hand.
+"""Find our tables, or create and upgrade them, on any connection.
 
-Generators, so that each connection sends what they yield, in its own way.
+The functions are generators, so that each connection sends their statements in its own way.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from onefold._concurrency.generators import Work
+from onefold._concurrency.generators import Flow
 from onefold.stores.sql.connection import Database, no_tables
 from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sql.records import VERSION
 
 
-def ensure(database: Database, connection: Any) -> Work[None]:
-    """Find the tables, or make them: of many that start together, one does."""
-    version = yield from database.sql.form()
+def ensure(database: Database, connection: Any) -> Flow[None]:
+    """Find the tables, or create them; of many processes that start together, one does."""
+    version = yield from database.sql.schema_version()
     if version < VERSION and database.auto_schema:
         yield connection.begin
         yield from make(database)
@@ -24,17 +24,17 @@ def ensure(database: Database, connection: Any) -> Work[None]:
         raise no_tables(database)
 
 
-def make(database: Database) -> Work[None]:
-    """Make the tables, or bring them to our version, in a transaction that is open."""
+def make(database: Database) -> Flow[None]:
+    """Create the tables, or upgrade them to our version, in an open transaction."""
     if database.lock is not None:
         yield SqlRequest(database.lock, {}, rows=True)
-    yield from database.sql.upgrade((yield from database.sql.form()))
+    yield from database.sql.upgrade((yield from database.sql.schema_version()))
     if database.unlock is not None:
         yield SqlRequest(database.unlock, {}, rows=True)
 
 
-def make_in(database: Database, path: str, connection: Any) -> Work[None]:
-    """Make the tables in a transaction of their own, in the schema that a caller's session searches first."""
+def make_in(database: Database, path: str, connection: Any) -> Flow[None]:
+    """Create the tables in a transaction of their own, in the schema that a caller's session searches first."""
     yield connection.begin
     yield database.sql.searching(path)
     yield from make(database)

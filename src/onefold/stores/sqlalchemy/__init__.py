@@ -1,7 +1,7 @@
-"""An SQLAlchemy engine or sessionmaker as the place of the records: its database, its pool, its events.
+"""Records in the database of an SQLAlchemy engine or sessionmaker, through its pool and its events.
 
-The engine is the caller's: it is never closed. A handler of `transactional` gets a `Connection` of an engine and a
-`Session` of a sessionmaker, and the async ones of the async ones.
+The engine is the caller's: it is never closed. A handler of `transactional` gets a `Connection` from an engine and a
+`Session` from a sessionmaker, and their async counterparts from the async ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from onefold._concurrency.generators import Work
+from onefold._checks import not_installed
+from onefold._concurrency.generators import Flow
 from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import UsageError
 
@@ -22,19 +23,15 @@ try:
     from sqlalchemy.orm import Session, sessionmaker
     from sqlalchemy.util import greenlet_spawn
 except ImportError as missing:
-    raise UsageError("onefold.stores.sqlalchemy needs SQLAlchemy: pip install 'onefold[sqlalchemy]'") from missing
+    raise not_installed("SQLAlchemy", "sqlalchemy") from missing
 
 from onefold.stores.sql.pool import AsyncReserve, Reserve
 from onefold.stores.sql.store import AsyncSqlStore, SqlRules, SqlStore
-from onefold.stores.sqlalchemy.connection import (
-    AsyncConnectionShell,
-    HeldConnection,
-    RenewalConnection,
-    Source,
-    StoresConnection,
-    database_of,
-)
-from onefold.stores.sqlalchemy.drivers import check_one_engine, driver_of
+from onefold.stores.sqlalchemy.async_connection import AsyncConnectionShell
+from onefold.stores.sqlalchemy.connection import HeldConnection
+from onefold.stores.sqlalchemy.database import database_of
+from onefold.stores.sqlalchemy.drivers import check_one_engine, driver_of, has_server
+from onefold.stores.sqlalchemy.engine_connection import RenewalConnection, Source, StoresConnection
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class SqlAlchemyRules(SqlRules):
-    """What a store on an engine does in its own way."""
+    """The parts of a store that are specific to an engine."""
 
     _engine: Engine
 
-    def _look(self) -> Work[None]:
+    def _look(self) -> Flow[None]:
         if not self._looked:
             yield from super()._look()
-            # Which server it is shows with the first connection.
+            # The server's version is known after the first connection.
             self.database = self.database._replace(sql=database_of(self._engine).sql)
 
 
@@ -66,7 +63,7 @@ class SqlAlchemyStore(SqlAlchemyRules, SqlStore):
 
 
 class AsyncSqlAlchemyStore(SqlAlchemyRules, AsyncSqlStore):
-    """The same on an async engine, async. It survives a new event loop."""
+    """The async counterpart, on an async engine. It survives a new event loop."""
 
     def __init__(
         self, bind: AsyncEngine | async_sessionmaker[Any], *, auto_schema: bool = True, purge: bool = True
@@ -78,13 +75,13 @@ class AsyncSqlAlchemyStore(SqlAlchemyRules, AsyncSqlStore):
 
 
 def adopt(client: Any, *, is_async: bool) -> SqlAlchemyStore | AsyncSqlAlchemyStore:
-    """The store on an engine or sessionmaker of the caller's."""
+    """Return a store on a caller's engine or sessionmaker."""
     check_client(client, is_async=is_async)
     return AsyncSqlAlchemyStore(client) if is_async else SqlAlchemyStore(client)
 
 
 def check_client(client: Any, *, is_async: bool) -> None:
-    """Raise `UsageError` for what this guard, sync or async, does not take."""
+    """Raise `UsageError` for a client that this kind of guard, sync or async, does not take."""
     if isinstance(client, (AsyncEngine, async_sessionmaker) if is_async else (Engine, sessionmaker)):
         return
     mine = "an AsyncGuard takes an AsyncEngine or an async_sessionmaker"
@@ -110,10 +107,10 @@ class EnginePool:
             conn.close()
 
     def drop_idle(self) -> None:
-        """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
+        """Do nothing: the caller's pool itself drops suspect connections after one was lost."""
 
     def reserve(self) -> Reserve:
-        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        """Return a connection outside the engine's pool, opened as the pool opens its own."""
         return Reserve(self._opened)
 
     def _opened(self) -> RenewalConnection:
@@ -123,7 +120,7 @@ class EnginePool:
 
 
 class AsyncEnginePool:
-    """The async counterpart; and what belongs to one event loop is not left to the next."""
+    """The async counterpart; connections of one event loop are not left to the next."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -146,10 +143,10 @@ class AsyncEnginePool:
             await conn.close()
 
     async def drop_idle(self) -> None:
-        """Nothing: the pool is the caller's, and drops by itself what a lost connection makes doubtful."""
+        """Do nothing: the caller's pool itself drops suspect connections after one was lost."""
 
     def reserve(self) -> AsyncReserve:
-        """Return a connection outside of the engine's pool, opened as the pool opens its own."""
+        """Return a connection outside the engine's pool, opened as the pool opens its own."""
         return AsyncReserve(self._opened)
 
     async def _opened(self) -> AsyncConnectionShell:
@@ -164,7 +161,7 @@ class AsyncEnginePool:
 
 
 class Home:
-    """Where an engine's pool was used: in which process, and in which event loop."""
+    """The process and the event loop in which an engine's pool was used."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None) -> None:
         self.pid = os.getpid()
@@ -173,13 +170,13 @@ class Home:
 
 
 def at_home(engine: Engine, before: Home | None, loop: asyncio.AbstractEventLoop | None = None) -> Home:
-    """The engine's home now. What cannot be used here is left behind: neither used, nor closed.
+    """Return the engine's home now. Leave unusable connections behind, neither used nor closed.
 
-    A socket that two processes share garbles the talk of both, and one of an ended event loop cannot be awaited.
+    A socket shared by two processes garbles both conversations, and one of a closed event loop cannot be awaited.
     """
     if before is not None and before.pid == os.getpid() and before.loop is loop:
         return before
-    if before is not None and before.pool is engine.pool and engine.dialect.name != "sqlite":
+    if before is not None and before.pool is engine.pool and has_server(engine):
         elsewhere = before.pid != os.getpid() or (before.loop is not None and before.loop.is_closed())
         if elsewhere:
             _left_behind.append(engine.pool)
@@ -187,25 +184,25 @@ def at_home(engine: Engine, before: Home | None, loop: asyncio.AbstractEventLoop
     return Home(engine, loop)
 
 
-# Kept from the garbage collector, which would close what belongs to another process or loop.
+# Kept from the garbage collector, which would close connections of another process or loop.
 _left_behind: list[Pool] = []
 
-# Those that wait for the end of their event loops.
+# Generators that wait for the end of their event loops.
 _waiting: set[AsyncGenerator[None, None]] = set()
 
 
 async def _close_at_the_end(engine: Engine, loops: WeakSet[asyncio.AbstractEventLoop]) -> None:
-    """Close what waits in the engine's pool when this event loop ends: no other could use it, nor close it."""
-    if engine.dialect.name == "sqlite":
+    """Close the engine's idle connections when this event loop ends: no other could use or close them."""
+    if not has_server(engine):
         return
 
     async def wait() -> AsyncGenerator[None, None]:
-        # Asyncio ends its asynchronous generators before it closes an event loop.
+        # Asyncio closes its async generators before it closes an event loop.
         try:
             yield
         finally:
             _waiting.discard(waiting)
-            # Where several loops share the engine, they share its pool, too.
+            # Several loops that share the engine also share its pool.
             if sum(not loop.is_closed() for loop in loops) == 1:
                 await greenlet_spawn(engine.dispose)
 
@@ -237,7 +234,7 @@ def _async_source(bind: AsyncEngine | async_sessionmaker[Any]) -> Source:
 
 
 def schema_versions(dialect: Dialect) -> tuple[tuple[str, ...], ...]:
-    """Return the statements that make the tables in a database of this SQLAlchemy dialect, version by version."""
+    """Return the statements that create the tables for this SQLAlchemy dialect, version by version."""
     return driver_of(dialect).sql.versions
 
 
@@ -245,16 +242,16 @@ def _engine_of(session: Session) -> Engine:
     try:
         found = session.get_bind()
     except exc.UnboundExecutionError as error:
-        raise UsageError(f"this sessionmaker has no engine of its own, and the store needs one: {error}") from error
+        raise UsageError(f"this sessionmaker has no engine of its own, but the store needs one: {error}") from error
     if not isinstance(found, Engine):
-        raise UsageError("this sessionmaker is bound to one connection, and the store needs an engine")
+        raise UsageError("this sessionmaker is bound to one connection, but the store needs an engine")
     check_one_engine(session, found)
     return _checked(found)
 
 
 def _checked(engine: Engine) -> Engine:
     path = engine.url.database or ":memory:"
-    if engine.dialect.name == "sqlite" and (":memory:" in path or engine.url.query.get("mode") == "memory"):
+    if not has_server(engine) and (":memory:" in path or engine.url.query.get("mode") == "memory"):
         raise UsageError(
             "this engine's database is in the memory of one connection, and no other could see its records. For "
             "records in memory use memory:"

@@ -1,6 +1,6 @@
-"""What SQLAlchemy's dialects are to us: how a driver is sent our statements, and where its connections stand.
+"""SQLAlchemy's dialects: how to send our statements through a driver, and how to read its transaction status.
 
-Statements go through `exec_driver_sql`, as the driver wants them: SQLAlchemy compiles nothing, and the caller's events,
+Statements go through `exec_driver_sql`, in the driver's own form: SQLAlchemy compiles nothing, and the caller's events,
 logs and pools see everything.
 """
 
@@ -27,38 +27,43 @@ if TYPE_CHECKING:
 
 
 class Driver(NamedTuple):
-    """What we have to know of a driver below SQLAlchemy."""
+    """The properties of a driver below SQLAlchemy."""
 
     sql: Dialect
     send: Callable[[Connection, SqlRequest], Reply]
-    # Where a connection of the driver's stands, as far as is known without asking the server.
+    # The status of a driver's connection, as far as is known without asking the server.
     transaction_status: Callable[[Any], TransactionStatus]
     classify: Callable[[BaseException], ErrorInfo | None]
-    # Be inside a transaction, with the right to write; or raise `NotInTransaction`.
+    # Makes sure that a write transaction is open, or raises `NotInTransaction`.
     enter: Callable[[Connection], None]
-    # Whether the server has given the whole transaction up with this error; where `transaction_status` does not know.
+    # Whether this error has aborted the whole transaction, where `transaction_status` cannot tell.
     gives_up: Callable[[BaseException], bool] | None = None
-    # Whether an answer was left unread, and whether that may be so after an exception that no driver raised.
+    # Whether a reply was left unread, and whether that is possible after an exception that no driver raised.
     is_torn: Callable[[Any], bool] | None = None
     may_be_torn: Callable[[Any], bool] | None = None
     # See `Database`.
     lock: str | None = None
     unlock: str | None = None
-    # Whether a statement alone is cheapest in autocommit mode. Where changing the mode is a message to the server, a
-    # short transaction is.
+    # Whether a single statement is cheapest in autocommit mode. Where switching the mode takes a message to the server,
+    # a short transaction is cheaper.
     alone_in_autocommit: bool = True
-    # Whether the tables are made on the caller's own connection, in its transaction.
+    # Whether the tables are created on the caller's own connection, in its transaction.
     makes_tables_inside: bool = False
 
 
 def driver_of(dialect: Engines) -> Driver:
-    """The driver below this engine."""
+    """Return the driver below this engine."""
     known = DRIVERS.get((dialect.name, dialect.driver))
     if known is None:
         names = ", ".join(sorted({f"{name}+{driver}" for name, driver in DRIVERS}))
-        raise UsageError(f"SQLAlchemy's {dialect.name}+{dialect.driver} is not known here. Known are: {names}")
-    # Which server it is shows with the first connection.
-    return known._replace(sql=mysql.sql_of(_version(dialect))) if known.sql.name == "MySQL" else known
+        raise UsageError(f"SQLAlchemy's {dialect.name}+{dialect.driver} is not known here. Known: {names}")
+    # The server's version is known after the first connection.
+    return known._replace(sql=mysql.sql_of(_version(dialect))) if known is MYSQL else known
+
+
+def has_server(engine: Engine) -> bool:
+    """Return whether the engine's connections lead to a server, and not to a file."""
+    return driver_of(engine.dialect).sql.has_server
 
 
 def _version(dialect: Engines) -> str:
@@ -67,24 +72,24 @@ def _version(dialect: Engines) -> str:
 
 
 def check_one_engine(session: Session, engine: Engine) -> None:
-    """Raise `UsageError` where some classes or tables are on another engine (`binds`): its transactions are apart."""
+    """Raise `UsageError` if some classes or tables use another engine (`binds`), with separate transactions."""
     # Public in newer versions only.
     binds: Mapping[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})
     if any(bind.engine is not engine for bind in binds.values()):
         raise UsageError(
-            "this session has several engines (binds=), and each commits by itself: the record could stay where the "
-            "work does not. Pass the connection on which the work is done to within(): "
+            "this session has several engines (binds=), and each commits separately: the record could be committed "
+            "without the work. Pass the connection on which the work is done to within(): "
             "session.connection(bind_arguments=...). Nothing ran"
         )
 
 
 def raw(connection: Connection) -> Any:
-    """The driver's own connection."""
+    """Return the driver's own connection."""
     return connection.connection.driver_connection
 
 
 def _behind(held: Any) -> Any:
-    """What stands behind an object of SQLAlchemy's, as far as it has one already; nothing is connected or begun."""
+    """Return the object one level below SQLAlchemy's, if there is one already; connect and begin nothing."""
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -104,13 +109,13 @@ def _behind(held: Any) -> Any:
 
 
 def _connection_of(session: Session) -> Connection | None:
-    """The connection that a session works on. SQLAlchemy's own way to ask would take one from the pool."""
+    """Return the connection of a session. SQLAlchemy's own method would take one from the pool."""
     from sqlalchemy import Connection
 
     try:
         bind = session.get_bind()
     except exc.UnboundExecutionError:
-        # It has several engines, and is refused for that.
+        # It has several engines, and is refused for that reason.
         return None
     if isinstance(bind, Connection):
         return bind
@@ -122,7 +127,7 @@ register("sqlalchemy", _behind)
 
 
 def end_at_once(found: Any) -> None:
-    """Close an async driver's own connection without waiting, as SQLAlchemy does it for what is garbage."""
+    """Close an async driver's connection without waiting, as SQLAlchemy does for garbage."""
     if hasattr(found, "pgconn"):
         found.pgconn.finish()
         return
@@ -137,13 +142,13 @@ def _executed(connection: Connection, request: SqlRequest, statement: str, value
     try:
         return connection.exec_driver_sql(statement, values or None)
     except exc.StatementError as error:
-        # Keys and results are nobody's to read in a log.
+        # Keys and results must not appear in a log.
         error.statement, error.params = request.statement, None
         raise
 
 
 def _reply(request: SqlRequest, result: CursorResult[Any]) -> Reply:
-    # All rows: a cursor that is not at its end keeps the connection busy.
+    # All rows: an open cursor keeps the connection busy.
     return Reply(0, result.fetchall()) if request.rows else Reply(result.rowcount)
 
 
@@ -151,7 +156,7 @@ def _reply(request: SqlRequest, result: CursorResult[Any]) -> Reply:
 
 
 def _send_sqlite(connection: Connection, request: SqlRequest) -> Reply:
-    # Python's sqlite3 takes names, whatever SQLAlchemy writes by itself.
+    # Python's sqlite3 takes named parameters, whatever style SQLAlchemy uses.
     return _reply(request, _executed(connection, request, request.statement, sqlite.with_clock(request)))
 
 
@@ -160,7 +165,7 @@ def _enter_sqlite(connection: Connection) -> None:
 
 
 def _sqlite3(found: Any) -> Any:
-    # An aiosqlite connection has one of sqlite3 inside.
+    # An aiosqlite connection wraps one of sqlite3.
     return getattr(found, "_conn", found)
 
 
@@ -249,7 +254,7 @@ MYSQL: Final = Driver(
     alone_in_autocommit=False,
 )
 
-# By the names that SQLAlchemy has for the database and the driver.
+# By SQLAlchemy's names for the database and the driver.
 DRIVERS: Final[dict[tuple[str, str], Driver]] = {
     ("sqlite", "pysqlite"): SQLITE,
     ("sqlite", "aiosqlite"): SQLITE,

@@ -15,23 +15,19 @@ from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores.sql.orm import send_finding
-from onefold.stores.sqlalchemy.connection import (
-    AsyncConnectionShell,
-    Held,
-    HeldConnection,
-    Source,
-    StoresConnection,
-    database_of,
-)
+from onefold.stores.sqlalchemy.async_connection import AsyncConnectionShell
+from onefold.stores.sqlalchemy.connection import Held, HeldConnection
+from onefold.stores.sqlalchemy.database import database_of
 from onefold.stores.sqlalchemy.drivers import check_one_engine
+from onefold.stores.sqlalchemy.engine_connection import StoresConnection, beside
 from onefold.stores.sqlite import orm as sqlite
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 
 
-def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
-    """The store that works inside the transaction of this connection or session.
+def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
+    """Return the store that works inside the transaction of this connection or session.
 
-    It sends nothing yet, because it cannot be awaited: what is wrong with the transaction is told by its first
+    Nothing is sent yet, because this function is not awaited: problems with the transaction are raised by the first
     operation, before anything runs.
     """
     held, tx = _held(connection, is_async=is_async)
@@ -46,12 +42,12 @@ def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRec
     return AsyncJoinedRecords(database, AsyncConnectionShell(callers)) if is_async else JoinedRecords(database, callers)
 
 
-# By the dialect of the engine, which those that differ in their options only share: where the tables were found.
+# The engines' dialects for which the tables were found; engines that differ only in their options share one.
 _found: WeakSet[Any] = WeakSet()
 
 
 class CallersConnection(HeldConnection):
-    """What is sent joins the caller's transaction; the first one finds the tables, or makes them."""
+    """A connection in the caller's transaction; its first statement finds or creates the tables."""
 
     _sent = False
 
@@ -68,35 +64,35 @@ class CallersConnection(HeldConnection):
 
 @contextmanager
 def _beside(engine: Engine) -> Iterator[StoresConnection]:
-    """A connection that does not come from the engine's pool.
+    """Lend a connection that does not come from the engine's pool.
 
-    Of many callers that hold all of its connections, each would wait for the others.
+    If callers held all of its connections, they would all wait for each other.
     """
-    other = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=engine.hide_parameters)
-    conn = StoresConnection(Source(other, lambda: HeldConnection(other.connect())))
+    source = beside(engine)
+    conn = StoresConnection(source)
     try:
         yield conn
     finally:
         conn.close()
-        other.dispose()
+        source.engine.dispose()
 
 
 class RowConnection(HeldConnection):
-    """For a record that is a row of the caller's: our tables are not wanted."""
+    """A connection for records that are the caller's own rows: our tables are not needed."""
 
     def send(self, request: SqlRequest) -> Reply:
         if self._inside is not None and isinstance(self.held, Session):
-            # The handler has run: what it has added to the session has to be seen.
+            # The handler has run: its pending changes to the session have to be visible.
             self.held.flush()
         return super().send(request)
 
 
 class RowAndRecordConnection(RowConnection, CallersConnection):
-    """For a row of the caller's with a record of ours beside it."""
+    """A connection for a caller's row with a record of ours beside it."""
 
 
 def _held(connection: Any, *, is_async: bool) -> tuple[Held, Any]:
-    """What the statements go through, and what the caller knows it as."""
+    """Return the object that sends statements, and the object that the caller passed."""
     tx = connection() if isinstance(connection, (scoped_session, async_scoped_session)) else connection
     if not is_async and isinstance(tx, (Connection, Session)):
         return tx, tx
@@ -104,7 +100,9 @@ def _held(connection: Any, *, is_async: bool) -> tuple[Held, Any]:
         return tx.sync_session, tx
     if is_async and isinstance(tx, AsyncConnection):
         if tx.sync_connection is None:
-            raise UsageError("within(AsyncConnection): it is not connected yet. Enter it by `async with`, or await it")
+            raise UsageError(
+                "within(AsyncConnection): it is not connected yet. Enter it with `async with`, or await it"
+            )
         return tx.sync_connection, tx
     mine = "an AsyncGuard joins an AsyncConnection or an AsyncSession"
     if not is_async:

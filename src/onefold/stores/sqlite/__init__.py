@@ -1,8 +1,8 @@
 """The embedded default: records in one SQLite file, for all processes of one machine.
 
-A record is on disk before its claim is answered (`sync="full"`). The clock is the machine's own wall clock, because
-SQLite has no server to have one: setting the clock back makes leases and stays longer. It never hides a failure of the
-file: errors of SQLite become `StoreUnavailable`, and nothing runs unclaimed.
+A record is on disk before its claim is answered (`sync="full"`). The clock is the machine's wall clock, because SQLite
+has no server: setting the clock back makes leases and TTLs longer. A failure of the file is never hidden: errors of
+SQLite become `StoreUnavailable`, and nothing runs unclaimed.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-from urllib.parse import unquote, urlsplit
 
-from onefold._checks import finite, one_of, positive, yes_or_no
+from onefold._checks import finite, one_of, positive
+from onefold._concurrency.generators import Flow, run, run_async
+from onefold._concurrency.users_errors import passing, passing_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores import background_purge
 from onefold.stores.base import Query
-from onefold.stores.opening import without_password
-from onefold.stores.sql.records import VERSION, is_own
-from onefold.stores.sqlite.connection import BUSY_PAUSE, SqliteConnection
+from onefold.stores.sql.records import VERSION
+from onefold.stores.sqlite.connection import SqliteConnection, insist
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.kind import KIND as KIND
 from onefold.stores.sqlite.opening import SYNCS, Sync, connect
 from onefold.stores.sqlite.records import Records
 from onefold.stores.sqlite.thread import OneThread
-from onefold.stores.urls import options_of
+from onefold.stores.sqlite.urls import parsed
 
 if TYPE_CHECKING:
+    from onefold.stores.sql.connection import Database
     from onefold.stores.sqlite.joined import AsyncSqliteTransaction, SqliteTransaction
 
 T = TypeVar("T")
 
-# The first with ON CONFLICT DO UPDATE (2018).
+# The first version with ON CONFLICT DO UPDATE (2018).
 SQLITE_VERSION_MIN: Final = (3, 24)
 
-# Connections that are kept for the next transactions: SQLite lets one write at a time, so that few are enough.
+# Connections kept for later transactions: SQLite allows one writer at a time, so that few are enough.
 IDLE_MAX: Final = 4
 
-# SQLite counts it in milliseconds, in 32 bits; and who waits longer does not wait for a writer, but for a mistake.
+# SQLite counts it in milliseconds, in 32 bits; and a longer wait is not for a writer, but for a mistake.
 BUSY_TIMEOUT_MAX: Final = 3_600.0
 
-# How long a purge beside the work waits for other writers: where the file is so busy, it is left to the next one.
+# How long a background purge waits for other writers: if the file is that busy, the next purge does the work.
 BACKGROUND_PURGE_PATIENCE: Final = 0.1
 
 
@@ -71,13 +71,15 @@ class SqliteStore:
         self._purges = purge
         self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
         self._connect = partial(connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
-        # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own before one
-        # connection is quicker and fairer. Duplicates only read: on a line of their own they never wait for a disk.
-        # A connection for each thread would add nothing, and would outlive its thread.
+        # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own in front of
+        # one connection is quicker and fairer. Duplicates only read: on a connection of their own they never wait for a
+        # disk. A connection for each thread would add nothing, and would outlive its thread.
         self._reading = self._new_connection()
         self._writing = self._new_connection()
         # For transactions: each has a connection to itself while it lasts.
         self._idle: list[SqliteConnection] = []
+        # For tables that are not ours: the file need not have ours.
+        self._foreign: SqliteConnection | None = None
 
     def _new_connection(self) -> SqliteConnection:
         return SqliteConnection(self._connect, self.path, self.patience)
@@ -116,7 +118,7 @@ class SqliteStore:
         return self.write_claims(entries) if found is None else found
 
     def find_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None] | None:
-        """Answer a batch of duplicates without a write. None: something has to be written."""
+        """Answer a batch of duplicates without a write. Return None if something has to be written."""
         found = self._reading.do(lambda records: [records.read(entry.address) for entry in entries])
         if None in found:
             return None
@@ -142,14 +144,22 @@ class SqliteStore:
         return self._reading.do(lambda records: records.browse(query, limit))
 
     def facts(self) -> dict[str, Any]:
-        """Return what the file and its disk report; the file is looked up, and never created."""
+        """Return the facts of the file and its disk; the file is looked up, and never created."""
         from onefold.stores.sqlite.facts import facts_of_file
 
         return facts_of_file(self.path, **self._told)
 
+    def ask(self, flow_of: Callable[[Database], Flow[T]]) -> T:
+        """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
+        from onefold.stores.sqlite import table_reader
+
+        if self._foreign is None:
+            self._foreign = table_reader.connection_to(self.path, self.patience)
+        return self._foreign.do(lambda records: run(flow_of(table_reader.database_of(self.path)), records))
+
     @property
     def auto_schema(self) -> bool:
-        """Whether missing tables are created on first use, and older ones upgraded."""
+        """Return whether missing tables are created on first use, and older ones upgraded."""
         return bool(self._told["auto_schema"])
 
     @auto_schema.setter
@@ -162,30 +172,30 @@ class SqliteStore:
 
         return schema_exists(self.path)
 
-    @contextmanager
+    @passing
     def transaction(self) -> Iterator[SqliteTransaction]:
-        """Open a transaction in this file, on a connection that nobody else uses meanwhile."""
+        """Open a transaction in this file, on a connection that is not shared meanwhile."""
         with self.transaction_alone() as transaction:
             yield transaction
         due = self.batches_due()
         if due:
             self.purge_batches(due)
 
-    @contextmanager
+    @passing
     def transaction_alone(self) -> Iterator[SqliteTransaction]:
         """Open a transaction without the background purge after it."""
         with self.lent() as conn, self.transaction_on(conn) as transaction:
             yield transaction
 
-    @contextmanager
+    @passing
     def transaction_on(self, conn: SqliteConnection) -> Iterator[SqliteTransaction]:
-        """Return a transaction on the connection that was lent to it."""
+        """Return a transaction on a connection borrowed for it."""
         from onefold.stores.sqlite.joined import SqliteTransaction
 
         with conn.held() as records:
             yield SqliteTransaction(records, self.path, self.patience)
 
-    @contextmanager
+    @passing
     def lent(self) -> Iterator[SqliteConnection]:
         """Lend a connection to a transaction. It may not be open yet."""
         try:
@@ -219,13 +229,14 @@ class SqliteStore:
                 due -= 1
 
     def close(self) -> None:
-        """Close all connections. Using the store after that opens new ones."""
-        for conn in (self._reading, self._writing, *self._idle):
-            conn.close()
+        """Close all connections. Later use of the store opens new ones."""
+        for conn in (self._reading, self._writing, self._foreign, *self._idle):
+            if conn is not None:
+                conn.close()
 
 
 class AsyncSqliteStore:
-    """The async SQLite store. Two threads of its own do the waiting for every loop: one reads, and one writes."""
+    """The async SQLite store. Two threads of its own wait on behalf of all event loops: one reads, and one writes."""
 
     def __init__(
         self,
@@ -240,7 +251,7 @@ class AsyncSqliteStore:
         self.sync = SqliteStore(
             path, sync=sync, busy_timeout=busy_timeout, auto_schema=auto_schema, purge=purge, clock=clock
         )
-        # A read stands behind no claim that waits for another writer: the writer may be a task that awaits that read.
+        # A read never queues behind a claim that waits for another writer: that writer may be a task awaiting the read.
         self._reader = OneThread("onefold-sqlite-reads")
         self._writer = OneThread("onefold-sqlite-writes")
 
@@ -282,9 +293,17 @@ class AsyncSqliteStore:
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._reader.request(self.sync.browse, query, limit)
 
-    @asynccontextmanager
+    async def ask(self, flow_of: Callable[[Database], Flow[T]]) -> T:
+        """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
+        return await self._reader.request(self.sync.ask, flow_of)
+
+    async def facts(self) -> dict[str, Any]:
+        """Return the facts of the file and its disk; the file is looked up, and never created."""
+        return await self._reader.request(self.sync.facts)
+
+    @passing_async
     async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
-        """Open a transaction in this file. What the handler does on it runs in the event loop's own thread."""
+        """Open a transaction in this file. The handler's statements run in the event loop's own thread."""
         from onefold.stores.sqlite.joined import AsyncSqliteTransaction
 
         with self.sync.lent() as conn:
@@ -296,77 +315,55 @@ class AsyncSqliteStore:
             await self._writer.request(self.sync.purge_batches, due)
 
     async def _open(self, conn: SqliteConnection) -> None:
-        """Open the file if it is not: the tables may have to be created, and others may be writing."""
+        """Open the file if needed, waiting for other writers because the tables may have to be created."""
         from asyncio import sleep
 
-        ends = time.monotonic() + self.sync.patience
-        while not conn.is_open and not await self._reader.request(conn.open_now):
-            if time.monotonic() > ends:
-                raise conn.too_busy()
-            await sleep(BUSY_PAUSE)
+        if not conn.is_open:
+            attempt = partial(self._reader.request, conn.open_now)
+            await run_async(insist(attempt, self.sync.patience, conn.too_busy, sleep))
 
     async def aclose(self) -> None:
-        """Close the connections and end the threads. Using the store after that opens new ones."""
+        """Close the connections and end the threads. Later use of the store opens new ones."""
         await self._reader.end(_nothing)
         await self._writer.end(self.sync.close)
 
 
 def open_store(url: str) -> SqliteStore:
     """Open `sqlite:///relative.db` or `sqlite:////absolute/path.db`, with the options of `docs/stores/sqlite.md`."""
-    path, options = _parsed(url)
+    path, options = parsed(url)
     return SqliteStore(path, **options)
 
 
 def open_async_store(url: str) -> AsyncSqliteStore:
     """Open a store for an `AsyncGuard`."""
-    path, options = _parsed(url)
+    path, options = parsed(url)
     return AsyncSqliteStore(path, **options)
+
+
+def check_url(url: str, *, is_async: bool) -> None:  # noqa: ARG001 - the same for both
+    """Raise `UsageError` for a URL or an option that is wrong. Nothing is opened."""
+    open_store(url)
 
 
 def describe_schema(url: str) -> str:
     """Return the statements that create the tables."""
-    _parsed(url)
+    parsed(url)
     return SQLITE.script()
 
 
 def apply_schema(url: str) -> list[str]:
     """Create the tables, or upgrade them to this version."""
-    path, options = _parsed(url)
+    path, options = parsed(url)
     store = SqliteStore(path, **(options | {"auto_schema": True}))
     try:
         store.browse(Query(), 0)
     finally:
         store.close()
-    return [f"{store.path}: the tables of Onefold are there, version {VERSION}"]
-
-
-OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
-
-
-def _parsed(url: str) -> tuple[str, dict[str, Any]]:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        # Two slashes, and then a name that can be no host.
-        raise _misread(url) from None
-    if parts.netloc or parts.fragment or not parts.path.startswith("/"):
-        raise _misread(url)
-    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, without_password(url))}
-    for name in ("auto_schema", "purge"):
-        if name in options:
-            options[name] = yes_or_no(options[name], name)
-    return unquote(parts.path[1:]), options
-
-
-def _misread(url: str) -> UsageError:
-    return UsageError(
-        f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
-        "and %3F for ? in the path"
-    )
+    return [f"{store.path}: Onefold's tables exist, version {VERSION}"]
 
 
 def _in_the_way(found: Record, entry: Entry) -> Record | None:
-    return None if is_own(found, entry) else found
+    return None if entry.is_own(found.token) else found
 
 
 def _nothing() -> None:
@@ -387,8 +384,8 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
         raise UsageError(f"path={text!r} has to name a file")
     if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         needed = ".".join(map(str, SQLITE_VERSION_MIN))
-        raise UsageError(f"this Python has SQLite {sqlite3.sqlite_version}, and the store needs {needed} or newer")
-    # Absolute from now on: a process that changes its directory must not go on in another file.
+        raise UsageError(f"this Python has SQLite {sqlite3.sqlite_version}, but the store needs {needed} or newer")
+    # Absolute from now on: a process that changes its directory must not switch to another file.
     return os.path.abspath(text)
 
 

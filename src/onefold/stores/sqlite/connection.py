@@ -1,4 +1,4 @@
-"""One SQLite connection for one thread at a time: opened on use, waits for other writers, safe across a fork."""
+"""One SQLite connection for one thread at a time: opened on demand, waits for other writers, safe across a fork."""
 
 from __future__ import annotations
 
@@ -8,44 +8,47 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._concurrency.generators import Flow
+from onefold._concurrency.users_errors import passing
 from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
+from onefold.stores.sqlite.file_access import why_not_opened, why_not_written
 from onefold.stores.sqlite.records import Records
-from onefold.stores.sqlite.urls import why_not_opened, why_not_written
 
 T = TypeVar("T")
 
-# How often a writer asks whether another process is done. SQLite's own waiting pauses ever longer, so that of eight
-# busy processes one waits for seconds, and it does not wait at all where two turn a new file to WAL. Measured with
-# eight: 1 ms costs half of the throughput, and 10 ms gains nothing.
+# How often a writer checks whether another process is done. SQLite's own waiting pauses ever longer, so that one of
+# eight busy processes waits for seconds, and it does not wait at all while two processes switch a new file to WAL.
+# Measured with eight: 1 ms costs half of the throughput, and 10 ms gains nothing.
 BUSY_PAUSE: Final = 0.005
 
-# How long a fork waits for all operations of other threads that are under way: each ends within its busy_timeout, and
-# only a transaction of a user's may take longer.
+# How long a fork waits for all operations in progress in other threads: each ends within its busy_timeout, and only a
+# user's transaction may take longer.
 FORK_PATIENCE: Final = 10.0
 
-# How long the end of a process waits for a daemon thread that is still writing.
+# How long the exit of a process waits for a daemon thread that is still writing.
 EXIT_PATIENCE: Final = 1.0
 
 BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
-# What to tell a person. All of it is of the place, not of the code that calls, and may be over at the next delivery.
+# Messages for people. All of these are problems of the environment, not of the calling code, and may be gone at the
+# next delivery.
 PROBLEMS: Final = {
     sqlite3.SQLITE_FULL: "the disk is full. Free some space, or purge records",
     sqlite3.SQLITE_READONLY: "the file cannot be written. Let this user write the file and its directory",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. Is there such a directory, and may this user write to it?",
     sqlite3.SQLITE_PERM: "the file cannot be opened. May this user read and write it?",
     sqlite3.SQLITE_NOTADB: "this file is not an SQLite database. Name another one",
-    sqlite3.SQLITE_CORRUPT: "the database is damaged. Restore it from a back-up, or see `sqlite3 FILE .recover`",
+    sqlite3.SQLITE_CORRUPT: "the database is damaged. Restore it from a backup, or see `sqlite3 FILE .recover`",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write. Look at the system's log",
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
 
-# What only a look at the file and its directories can tell, where the path is known.
-OF_THE_PLACE: Final = {
+# Problems whose cause only a look at the file and its directories can tell, if the path is known.
+OF_THE_FOLDER: Final = {
     sqlite3.SQLITE_READONLY: why_not_written,
     sqlite3.SQLITE_CANTOPEN: why_not_opened,
     sqlite3.SQLITE_PERM: why_not_opened,
@@ -54,10 +57,21 @@ OF_THE_PLACE: Final = {
 
 def translated(path: str, error: sqlite3.Error) -> StoreUnavailable:
     """Translate an error of SQLite for people."""
-    # Of a directory that it only reads, SQLite says that the disk failed.
-    why = why_not_opened if os.path.isdir(path) else OF_THE_PLACE.get(code_of(error))
+    # For a directory SQLite reports a disk failure.
+    why = why_not_opened if os.path.isdir(path) else OF_THE_FOLDER.get(code_of(error))
     problem = why(path) if why else PROBLEMS.get(code_of(error), f"SQLite says: {error}")
     return StoreUnavailable(f"{path}: {problem}")
+
+
+def insist(
+    attempt: Callable[[], Any], patience: float, too_busy: Callable[[], StoreUnavailable], sleep: Callable[[float], Any]
+) -> Flow[None]:
+    """Attempt something until no other connection writes; raise `too_busy()` when patience ends."""
+    ends = time.monotonic() + patience
+    while not (yield attempt):
+        if time.monotonic() > ends:
+            raise too_busy()
+        yield partial(sleep, BUSY_PAUSE)
 
 
 def code_of(error: sqlite3.Error) -> int:
@@ -80,18 +94,18 @@ class SqliteConnection:
             _connections.add(self)
 
     def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
-        """Run this work on the connection, and return its answer; `together` makes all its writes one transaction.
+        """Run this work on the connection, and return its result; `together` makes all its writes one transaction.
 
-        `patience` is for work that is optional: it waits for other processes no longer than that.
+        `patience` is for optional work: it limits the wait for other processes.
         """
         ends = time.monotonic() + (self._patience if patience is None else patience)
-        # The turn is taken by `with` on the bare lock: an interrupt cannot come between taking and giving it back.
+        # `with` on the bare lock: no interrupt can come between acquiring and releasing it.
         with self._turn:
             while True:
                 try:
                     return self._attempt(work, together=together)
                 except sqlite3.Error as error:
-                    # Whoever finds the file busy has written nothing, and every operation may be sent twice.
+                    # A busy file means that nothing was written, and every operation may be sent twice.
                     if code_of(error) not in BUSY or time.monotonic() > ends:
                         raise self._translated(error) from error
                 time.sleep(BUSY_PAUSE)
@@ -101,7 +115,7 @@ class SqliteConnection:
         return self._records is not None
 
     def open_now(self) -> bool:
-        """Open the connection without waiting. False: another one is writing, and the tables have to be created."""
+        """Open the connection without waiting. Return False if creating the tables has to wait for another writer."""
         with self._turn:
             try:
                 self._attempt(lambda _records: None, together=False)
@@ -115,24 +129,24 @@ class SqliteConnection:
         with self._turn:
             self._drop()
 
-    @contextmanager
+    @passing
     def held(self) -> Iterator[Records]:
-        """Hold the connection for a transaction that somebody else begins and ends."""
+        """Hold the connection for a transaction that its user begins and ends."""
         self.do(lambda _records: None)
         with self._turn:
             self._user = threading.get_ident()
             try:
                 yield self._opened()
             except sqlite3.Error:
-                # The next transaction opens the file anew, and so finds out when the cause is gone.
+                # The next transaction reopens the file, and so notices when the cause is gone.
                 self._drop()
                 raise
             finally:
                 self._settle()
 
     def close_for_fork(self, patience: float) -> bool:
-        """Close, and keep the turn until `reopen_after_fork`. False: it is in use."""
-        # A signal's handler forks in the middle of an operation, and a user's in the middle of a transaction.
+        """Close, and keep the lock until `reopen_after_fork`. Return False if it is in use."""
+        # A signal handler may fork in the middle of an operation, and a user's code in the middle of a transaction.
         if self._user == threading.get_ident() or not self._turn.acquire(timeout=patience):
             return False
         self._drop()
@@ -142,7 +156,7 @@ class SqliteConnection:
         self._turn.release()
 
     def abandon(self) -> None:
-        """Neither use nor close the parent's connection, in a child that could not avoid it."""
+        """Neither use nor close the parent's connection, in a child that inherited it open."""
         if self._at_exit is not None:
             _abandoned.append(self._at_exit.detach())
         self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None
@@ -169,7 +183,7 @@ class SqliteConnection:
         return self._records
 
     def _settle(self) -> None:
-        """Leave no transaction open, whatever interrupted it: the next operation would become a part of it."""
+        """Leave no transaction open after an interrupt: the next operation would become a part of it."""
         self._user = None
         if self._records is None:
             return
@@ -189,28 +203,28 @@ class SqliteConnection:
     def _translated(self, error: sqlite3.Error) -> StoreUnavailable:
         if code_of(error) in BUSY:
             return self.too_busy()
-        # The next operation opens the file anew, and so finds out when the cause is gone.
+        # The next operation reopens the file, and so notices when the cause is gone.
         self._drop()
         return translated(self._path, error)
 
     def too_busy(self) -> StoreUnavailable:
-        # Whoever finds the file busy has written nothing.
+        # A busy file means that nothing was written.
         return StoreUnavailable.unreached(
             f"{self._path}: another connection has been writing for {as_text(self._patience)}. Look for a transaction "
-            "that was left open (a shell, a tool, a back-up), or raise busy_timeout"
+            "that was left open (a shell, a tool, a backup), or raise busy_timeout"
         )
 
 
 def _close_in_turn(turn: threading.Lock, connection: sqlite3.Connection) -> None:
-    """Close the connection of a store that nobody closed. A thread that still uses it at exit is not disturbed."""
+    """Close the connection of a store that nobody closed, unless a thread still uses it at exit."""
     if turn.acquire(timeout=EXIT_PATIENCE):
         connection.close()
         turn.release()
 
 
-# Over a fork. SQLite notes in the memory of the process which locks it has on a file. A child inherits the notes, but
-# not the locks: a connection that it opens beside an inherited one holds no lock at all, and when the parent closes its
-# own, the WAL is removed under the child and what the child commits is lost. So nothing may be open at a fork.
+# Fork safety. SQLite tracks its locks on a file in the memory of the process. A child inherits that memory, but not the
+# locks: a connection that it opens beside an inherited one holds no lock at all, and when the parent closes its own,
+# the WAL is removed under the child and the child's commits are lost. So no connection may be open at a fork.
 _connections: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
 _forking = threading.Lock()
 _closed: list[SqliteConnection] = []

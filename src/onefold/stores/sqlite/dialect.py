@@ -1,4 +1,4 @@
-"""SQLite's dialect: the tables of one file, and SQLite's own ways."""
+"""SQLite's dialect: the tables of one file, and the statements that differ."""
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
@@ -13,11 +13,12 @@ from onefold.stores.sql.statements import assigned, columns, values
 
 if TYPE_CHECKING:
     from onefold.stores.sql.connection import Database
+    from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
-    from onefold.transactions import Column
+    from onefold.transactions import RecordColumn
 
-# For people first: who and what on the left, bytes on the right. Times are seconds since 1970.
-# BINARY compares bytes: `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
+# Ordered for people: who and what on the left, bytes on the right. Times are seconds since 1970. BINARY compares bytes:
+# `Key`, `KEY` and `key ` are three keys. No type here has a converter in Python's sqlite3.
 _RECORDS = f"""
 CREATE TABLE IF NOT EXISTS {TABLE} (
     scope TEXT NOT NULL COLLATE BINARY,
@@ -41,7 +42,7 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
 )
 """
 
-# What has expired gives way.
+# An expired record is replaced.
 _AT_ADDRESS: Final = ", ".join(ADDRESS)
 UNLESS_ALIVE: Final = f"ON CONFLICT ({_AT_ADDRESS}) DO UPDATE SET {assigned(WRITTEN)} WHERE {TABLE}.expires <= :now"
 
@@ -50,6 +51,7 @@ MARK: Final = "onefold_record"
 
 class Sqlite(Dialect):
     name = "SQLite"
+    has_server = False
 
     versions = (
         (
@@ -58,7 +60,7 @@ class Sqlite(Dialect):
             "CREATE TABLE IF NOT EXISTS onefold_schema (version INTEGER NOT NULL, usable_from INTEGER NOT NULL)",
             "INSERT INTO onefold_schema SELECT 1, 1 WHERE NOT EXISTS (SELECT 1 FROM onefold_schema)",
         ),
-        # `onefold held` asks for a few records among millions.
+        # `onefold held` looks for a few records among millions.
         (
             f"CREATE INDEX IF NOT EXISTS {TABLE}_held ON {TABLE} ({_AT_ADDRESS}) WHERE state = 'held'",
             "UPDATE onefold_schema SET version = 2 WHERE version < 2",
@@ -69,7 +71,7 @@ class Sqlite(Dialect):
 
     insert = f"INSERT INTO {TABLE} ({columns()}) VALUES ({values()}) {UNLESS_ALIVE}"
 
-    # By the row's number, which is in every index.
+    # By the rowid, which is in every index.
     remove_expired = (
         f"DELETE FROM {TABLE} WHERE rowid IN "
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
@@ -80,18 +82,25 @@ class Sqlite(Dialect):
 
         return facts(database)
 
-    def rows_of(self, column: Column) -> Rows:
+    @property
+    def foreign(self) -> Catalog:
+        from onefold.stores.sqlite.table_reader import SqliteCatalog
+
+        return SqliteCatalog()
+
+    def rows_of(self, column: RecordColumn) -> Rows:
         from onefold.stores.sqlite.own_column import SqliteRows
 
         return SqliteRows(column)
 
     def mark_of(self, claim: Claim) -> str:
-        # Of several with one name it takes the last; and what is always the same need not be prepared each time.
+        # Among several savepoints with one name SQLite takes the last; and a constant statement need not be prepared
+        # each time.
         del claim
         return MARK
 
     def lacks_savepoint(self, error: BaseException) -> bool:
-        # It has no code of its own. A library between may have wrapped it.
+        # The error has no code of its own. A library in between may have wrapped it.
         return "no such savepoint" in str(error)
 
 

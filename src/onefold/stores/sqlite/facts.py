@@ -1,6 +1,6 @@
-"""Collect what a SQLite file reports about itself, by statements, and by the file system that it is in."""
+"""Collect the facts of an SQLite file, by statements and from its file system."""
 
-# ruff: noqa: S608 - statements are made of the names in `_sql`, never of values
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onefold.stores.base import Untold
 from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database, ErrorClass, ErrorInfo
 from onefold.stores.sql.dialect import SqlFlow
-from onefold.stores.sql.records import TABLE
+from onefold.stores.sql.records import IN_DOUBT_SECONDS_MIN, TABLE
 from onefold.stores.sqlite.connection import BUSY, code_of, translated
 from onefold.stores.sqlite.dialect import SQLITE
+from onefold.stores.sqlite.file_access import is_read_only, may
 from onefold.stores.sqlite.records import Records
-from onefold.stores.sqlite.urls import is_read_only, may
 
 PURGE_INDEX: Final = f"{TABLE}_expires"
 INDEXES: Final = (PURGE_INDEX, f"{TABLE}_held")
@@ -37,6 +37,8 @@ _OLDEST: Final = (
     f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} {sql_facts.EXPIRED_COUNTED_MAX}))"
 )
 
+_IN_DOUBT: Final = sql_facts.counting_in_doubt(_NOW, within=f"expires >= {IN_DOUBT_SECONDS_MIN:.0f}", by="expires")
+
 _INDEXES: Final = f"SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = '{TABLE}'"
 
 
@@ -47,20 +49,16 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     found |= yield from sql_facts.tables(database)
     if not found["version"] or isinstance(found["version"], Untold):
         return found
-    indexes = yield from sql_facts.rows(database, _INDEXES)
-    if isinstance(indexes, Untold):
-        return found | {"indexes": indexes}
-    there = sorted(str(name) for (name,) in indexes)
-    found |= {"indexes": there, "indexes_wanted": INDEXES, "purge_index": PURGE_INDEX}
-    if PURGE_INDEX not in there:
-        return found | dict.fromkeys(("expired_for", "expired_count"), Untold("the index is missing"))
-    return found | (yield from sql_facts.expired(database, _OLDEST))
+    found |= yield from sql_facts.indexes(
+        database, _INDEXES, wanted=INDEXES, for_purge=PURGE_INDEX, oldest=_OLDEST, doubtful=_IN_DOUBT
+    )
+    return found
 
 
 def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
     """Collect the facts of our own file, and those of the file system. The file is opened for reading only."""
     told = {"kind": "sqlite", "path": path, "synchronous": sync} | _of_disk(path)
-    database = Database(SQLITE, path, _trouble, auto_schema=auto_schema)
+    database = Database(SQLITE, path, _classify, auto_schema=auto_schema)
     if not os.path.exists(path):
         return told | {"exists": False, "version": 0, "auto_schema": auto_schema}
     try:
@@ -68,7 +66,7 @@ def facts_of_file(path: str, *, sync: str, auto_schema: bool) -> dict[str, Any]:
             return told | {"exists": True} | run(facts(database), Records(connection, time.time))
     except sqlite3.Error as error:
         if not told["writable"]:
-            # Even a reader writes beside a file in WAL mode.
+            # Even a reader writes next to a file in WAL mode.
             return told | {"exists": True, "version": Untold(str(translated(path, error)))}
         raise translated(path, error) from error
 
@@ -79,10 +77,10 @@ def schema_exists(path: str) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
-            return Records(connection, time.time).form() > 0
+            return Records(connection, time.time).schema_version() > 0
     except sqlite3.Error as error:
         if code_of(error) in BUSY:
-            # Whoever goes on to read it is told, after waiting for as long as the URL says.
+            # A later read waits as long as the URL says, and then reports the problem.
             return True
         raise translated(path, error) from error
 
@@ -91,7 +89,7 @@ def _of_disk(path: str) -> dict[str, Any]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise StoreUnavailable(f"{path}: there is no such directory. Create it, or correct the URL")
-    # The log and its index are made beside the file.
+    # The WAL and its index are created next to the file.
     writable = may(folder, os.W_OK) and (not os.path.exists(path) or may(path, os.W_OK))
     return {
         "writable": writable and not is_read_only(folder),
@@ -105,7 +103,7 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _trouble(error: BaseException) -> ErrorInfo | None:
+def _classify(error: BaseException) -> ErrorInfo | None:
     if not isinstance(error, sqlite3.Error):
         return None
     if code_of(error) in BUSY:

@@ -1,88 +1,40 @@
-"""Records inside a transaction on an SQLite connection: the caller's, or one of our own.
+"""Write records inside a transaction on an SQLite connection: the caller's (see `within`), or one of our own.
 
-Nothing here begins or ends a caller's transaction. A missing table is created inside the transaction, one statement at
-a time: SQLite rolls that back like everything else.
+A missing table is created inside the transaction, one statement at a time: SQLite rolls that back like everything else.
 """
-
-# ruff: noqa: S608 - statements are made of the names in `records`, never of values
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from onefold._concurrency.generators import run, run_async
 from onefold._concurrency.interrupts import When
+from onefold._concurrency.users_errors import add_note
 from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.sql.joined_rules import INTERRUPTED, WHAT_STAYS
-from onefold.stores.sql.records import TABLE, VERSION, Parameters
-from onefold.stores.sql.statements import columns, values
-from onefold.stores.sqlite.connection import BUSY, BUSY_PAUSE, PROBLEMS, code_of, translated
-from onefold.stores.sqlite.dialect import SQLITE, UNLESS_ALIVE
+from onefold.stores.sqlite.connection import BUSY, PROBLEMS, code_of, insist, translated
+from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.records import Records
 
 T = TypeVar("T")
 
 SAVEPOINT: Final = "onefold_handler"
 
-# Nobody has looked at the tables before a caller's connection comes with them, and a look of its own would cost every
-# delivery a statement: the write and the read look by themselves, and find nothing in tables of a newer version.
-USABLE: Final = f"(SELECT usable_from FROM onefold_schema) <= {VERSION}"
-LOOKING: Final = {
-    SQLITE.insert: f"INSERT INTO {TABLE} ({columns()}) SELECT {values()} WHERE {USABLE} {UNLESS_ALIVE}",
-    SQLITE.look: f"{SQLITE.look} AND {USABLE}",
-}
-
 ENDED: Final = (
-    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so that its "
+    "the handler ended the transaction by itself, or went back to a savepoint from before its record, so its "
     "record and its work were not committed together. "
     "Leave commit(), rollback(), executescript(), close() and `with connection:` to whoever began it. "
     f"{WHAT_STAYS}"
 )
 
 
-class CallersRecords(Records):
-    """Records on a caller's connection: its tables may be of any version, and its rows have any form."""
-
-    def read(self, address: Address) -> Record | None:
-        found = super().read(address)
-        if found is None:
-            self.form()
-        return found
-
-    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        try:
-            return super().claim(entry, replacing=replacing)
-        except StoreUnavailable:
-            # Nothing can be written into tables that are too new, nor be found in them: they say it better.
-            self.form()
-            raise
-
-    def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
-        return super()._execute(LOOKING.get(statement, statement), values)
-
-    def _rows(self, statement: str, values: Parameters) -> list[Any]:
-        with text_as_str(self.connection):
-            return super()._rows(statement, values)
-
-
-@contextmanager
-def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
-    """Return text as `str` meanwhile: a caller may have set another form, and a cursor cannot change it."""
-    wanted = connection.text_factory
-    connection.text_factory = str
-    try:
-        yield
-    finally:
-        connection.text_factory = wanted
-
-
 class JoinedRecords:
-    """The operations of a store on a connection whose transaction is open. It raises what the driver raises."""
+    """Perform the operations of a store on a connection whose transaction is open. Raises what the driver raises."""
 
     def __init__(self, records: Records) -> None:
         self.tx = records.connection
@@ -151,7 +103,7 @@ class JoinedRecords:
 
         A rollback would undo the owner's earlier work, and what they write after it would be committed.
         """
-        # A handler's own interrupt is as its errors are: the record was taken back.
+        # A handler's own interrupt counts like one of its errors: the record was removed.
         if when.is_inside or not self.tx.in_transaction:
             return
         if when is not When.BEFORE:
@@ -165,7 +117,7 @@ class JoinedRecords:
             return work(self._records)
         except sqlite3.OperationalError as error:
             # A missing table has no code of its own; everything else is the driver's to tell.
-            if code_of(error) != sqlite3.SQLITE_ERROR or self._records.form():
+            if code_of(error) != sqlite3.SQLITE_ERROR or self._records.schema_version():
                 raise
         self._records.upgrade(0)
         return work(self._records)
@@ -176,7 +128,7 @@ def _release(claim: Claim, records: Records) -> bool:
 
 
 class SqliteTransaction(JoinedRecords):
-    """A transaction of our own, on a connection that the store lends."""
+    """Run a transaction of our own, on a connection that the store lends."""
 
     def __init__(self, records: Records, path: str, patience: float) -> None:
         super().__init__(records)
@@ -190,11 +142,8 @@ class SqliteTransaction(JoinedRecords):
 
         IMMEDIATE: what is read now is still true at the end.
         """
-        ends = time.monotonic() + self.patience
-        while not self.begun():
-            if time.monotonic() > ends:
-                raise self.too_busy()
-            time.sleep(BUSY_PAUSE)
+        if not self.begun():
+            run(insist(self.begun, self.patience, self.too_busy, time.sleep))
 
     def begun(self) -> bool:
         try:
@@ -235,9 +184,9 @@ class SqliteTransaction(JoinedRecords):
             self._undo_handler()
             return False
         if self._spoiled:
-            error.add_note(f"onefold: {INTERRUPTED}")
+            add_note(error, f"onefold: {INTERRUPTED}")
         elif not self._is_inside() and not isinstance(error, sqlite3.Error):
-            error.add_note(f"Besides, {ENDED}")
+            add_note(error, f"Also: {ENDED}")
         self._undo()
         # BEGIN IMMEDIATE has waited for all others: what is busy or locked now is of the handler's own making.
         return False
@@ -280,7 +229,7 @@ class SqliteTransaction(JoinedRecords):
 
 
 class AsyncJoinedRecords:
-    """The async counterpart of `JoinedRecords`. SQLite is in this process: there is nothing to wait for."""
+    """Offer `JoinedRecords` to an `AsyncGuard`. SQLite is in this process: there is nothing to wait for."""
 
     in_process: Final = True
 
@@ -320,77 +269,19 @@ class AsyncJoinedRecords:
         self.tx.close()
 
 
-class AsyncCallersRecords(AsyncJoinedRecords):
-    """Records on a caller's connection, async: it waits for other writers without blocking the event loop.
-
-    SQLite itself would wait in the loop's thread for the connection's timeout, and the writer may be a task of that
-    loop. `begins`: no transaction is open, and sqlite3 would begin one before the first write.
-    """
-
-    def __init__(self, sync: JoinedRecords, *, begins: bool) -> None:
-        super().__init__(sync)
-        self._begins = begins
-
-    async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await self._in_turn(partial(self.sync.claim, entry, replacing=replacing))
-
-    async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        return await self._in_turn(partial(self.sync.claim_all, entries))
-
-    async def read(self, address: Address) -> Record | None:
-        return await self._in_turn(partial(self.sync.read, address))
-
-    async def _in_turn(self, request: Callable[[], T]) -> T:
-        from asyncio import sleep
-
-        began = time.monotonic()
-        while True:
-            with impatient(self.tx) as patience:
-                try:
-                    return self._asked(request)
-                except sqlite3.OperationalError as error:
-                    if not may_end(error) or time.monotonic() - began >= patience:
-                        raise
-                    self.sync.wrote_nothing()
-            await sleep(BUSY_PAUSE)
-
-    def _asked(self, request: Callable[[], T]) -> T:
-        if self._begins and not self.tx.in_transaction:
-            self.tx.execute("BEGIN IMMEDIATE")
-        return request()
-
-
-@contextmanager
-def impatient(connection: sqlite3.Connection) -> Iterator[float]:
-    """Make the connection wait for no other writer meanwhile. Yields how many seconds it would wait otherwise."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    ((milliseconds,),) = cursor.execute("PRAGMA busy_timeout")
-    cursor.execute("PRAGMA busy_timeout = 0")
-    try:
-        yield milliseconds / 1_000
-    finally:
-        cursor.execute(f"PRAGMA busy_timeout = {milliseconds}")
-
-
-def may_end(error: sqlite3.Error) -> bool:
-    """Return whether a retry helps. A transaction that has read before another one wrote stays out of date."""
-    return code_of(error) in BUSY and error.sqlite_errorcode != sqlite3.SQLITE_BUSY_SNAPSHOT
-
-
 class AsyncSqliteTransaction(AsyncJoinedRecords):
-    """A transaction of our own for an `AsyncGuard`; it waits for other writers without blocking the event loop."""
+    """Run a transaction of our own for an `AsyncGuard`; wait for other writers without blocking the event loop."""
 
     sync: SqliteTransaction
 
     async def begin(self) -> None:
         from asyncio import sleep
 
-        ends = time.monotonic() + self.sync.patience
-        while not self.sync.begun():
-            if time.monotonic() > ends:
-                raise self.sync.too_busy()
-            await sleep(BUSY_PAUSE)
+        if not self.sync.begun():
+            await run_async(insist(self._begun, self.sync.patience, self.sync.too_busy, sleep))
+
+    async def _begun(self) -> bool:
+        return self.sync.begun()
 
     async def save(self) -> None:
         self.sync.save()

@@ -12,17 +12,16 @@ from typing import Any, Final
 
 from onefold._concurrency.generators import run
 from onefold._model import Entry, Gone, Record
-from onefold.errors import NotInTransaction
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.records import Parameters, is_own, of_address, of_entry, record
+from onefold.stores.sql.records import Parameters, of_address, of_entry, record
 from onefold.stores.sqlite.connection import BUSY, PROBLEMS, code_of
 from onefold.stores.sqlite.dialect import SQLITE, Sqlite
-from onefold.stores.sqlite.joined import LOOKING
+from onefold.stores.sqlite.within import LOOKING, must_begin
 
 BEGIN: Final = "BEGIN IMMEDIATE"
 
-# The statement is wrong, or the data.
+# The statement or the data is wrong.
 MISTAKES: Final = frozenset(
     {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG}
 )
@@ -32,7 +31,7 @@ class SqliteOrm(Sqlite):
     """SQLite as a SQL store: a batch is many statements in one transaction."""
 
     def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
-        # SQLite is in this process, so that a statement for each costs no round trip.
+        # SQLite is in this process, so that one statement per entry costs no round trip.
         requests: list[SqlRequest] = []
         for entry in entries:
             requests += (
@@ -46,7 +45,7 @@ class SqliteOrm(Sqlite):
                 answers.append(None)
             elif looked.rows:
                 found = record(entry.address, looked.rows[0])
-                answers.append(None if is_own(found, entry) else found)
+                answers.append(None if entry.is_own(found.token) else found)
             else:
                 # It expired between the two.
                 answers.append((yield from self.claim(entry)))
@@ -69,18 +68,9 @@ def transaction_status(connection: Any) -> TransactionStatus:
 
 
 def enter(connection: Any, send: Callable[[str], object]) -> None:
-    """Enter a transaction with the write lock: what is read from now on is still true at the end.
-
-    Python's sqlite3 opens one by itself before the first write, unless it is told not to; then we are the first write.
-    """
-    if connection.in_transaction:
-        return
-    if getattr(connection, "autocommit", -1) != -1 or connection.isolation_level is None:
-        raise NotInTransaction(
-            "this connection is in autocommit mode, and no transaction is open: the record and the work would not be "
-            "committed together. Nothing ran. Begin a transaction before"
-        )
-    send(BEGIN)
+    """Enter a transaction with the write lock: what is read from now on is still true at the end."""
+    if must_begin(connection, "Begin a transaction before"):
+        send(BEGIN)
 
 
 def looked_up(send: Callable[[SqlRequest], Reply], request: SqlRequest) -> Reply:
@@ -94,13 +84,13 @@ def looked_up(send: Callable[[SqlRequest], Reply], request: SqlRequest) -> Reply
     try:
         reply = send(looking)
     except Exception as error:
-        # A missing table has no code of its own; everything else is the driver's to tell.
-        if _code(error) != sqlite3.SQLITE_ERROR or run(SQLITE.form(), sender):
+        # A missing table has no code of its own; all other errors are left to the driver.
+        if _code(error) != sqlite3.SQLITE_ERROR or run(SQLITE.schema_version(), sender):
             raise
         run(SQLITE.upgrade(0), sender)
         return send(looking)
-    if request.statement == SQLITE.look and not reply.rows and not run(SQLITE.form(), sender):
-        # Nothing can be written into tables whose version is not known. Those that are too new have said so just now.
+    if request.statement == SQLITE.look and not reply.rows and not run(SQLITE.schema_version(), sender):
+        # Nothing may be written into tables of unknown version. Tables that are too new have raised just now.
         run(SQLITE.upgrade(0), sender)
     return reply
 

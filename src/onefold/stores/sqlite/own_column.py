@@ -1,6 +1,6 @@
-"""`Column` on SQLite: it has one writer at a time, and a claim becomes that writer before it looks."""
+"""`RecordColumn` on SQLite, which has one writer at a time: a claim becomes that writer before it looks."""
 
-# ruff: noqa: S608 - the names in the statements were checked by `Column`, and are never values
+# ruff: noqa: S608 - the names in the statements were checked by `RecordColumn`, and are never values
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onefold.stores.sql.dialect import SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import Catalog, Rows
 from onefold.stores.sqlite.dialect import SQLITE
 
-# The primary key besides, because INTEGER PRIMARY KEY has no index.
+# The primary key is listed separately, because INTEGER PRIMARY KEY has no index.
 CATALOG: Final = Catalog(
     "SELECT '', one.name, part.name, '' FROM pragma_index_list(:table) AS one, pragma_index_info(one.name) AS part "
     'WHERE one."unique" AND NOT one.partial '
@@ -26,7 +26,7 @@ CATALOG: Final = Catalog(
 
 
 class SqliteRows(Rows):
-    """The operations of a store, on rows of the caller's in SQLite."""
+    """The operations of a store on the caller's own rows in SQLite."""
 
     catalog = CATALOG
 
@@ -39,10 +39,10 @@ class SqliteRows(Rows):
         return (yield from self._is_there(entry.address))
 
     def _become_writer(self) -> SqlFlow[None]:
-        """Write nothing, which waits for the other writer: a transaction may have begun without a word of writing."""
+        """Take the write lock by an empty DELETE, because a transaction may have begun without it."""
         try:
             yield SqlRequest(f"DELETE FROM {self._quoted(self._column.table)} WHERE 0", {})
         except Exception as error:
-            # A table that is not there, or is a view, gets its words soon.
+            # A missing table, or a view, is reported soon after.
             if "locked" in str(error):
                 raise

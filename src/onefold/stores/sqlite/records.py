@@ -1,4 +1,4 @@
-"""The operations of a store on one SQLite connection: it begins and ends no transaction."""
+"""The operations of a store on one SQLite connection; they begin and end no transaction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onefold.stores.sqlite.dialect import MARK, SQLITE
 
 
 class Records:
-    """The operations on one connection, by one clock. It begins and ends no transaction, and raises sqlite3 errors.
+    """The operations on one connection, by one clock. They begin and end no transaction, and raise sqlite3 errors.
 
-    A store uses it, and so does whoever writes a record in a caller's transaction.
+    The store uses them, and so do joined records in a caller's transaction.
     """
 
     def __init__(self, connection: sqlite3.Connection, clock: Callable[[], float] = time.time) -> None:
@@ -30,7 +30,7 @@ class Records:
         return run(SQLITE.claim(entry, replacing), self)
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
-        # SQLite is in this process: a statement for each costs no round trip.
+        # SQLite is in this process: one statement per entry costs no round trip.
         return [self.claim(entry) for entry in entries]
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
@@ -43,11 +43,11 @@ class Records:
         return run(SQLITE.finish(claim, ending), self)
 
     def mark(self) -> None:
-        """Mark the transaction as `Dialect.mark` does, by the shortest way: each joined delivery does it twice."""
+        """Mark the transaction as `Dialect.mark` does, by a fast path: each joined delivery needs it twice."""
         self.connection.execute(f"SAVEPOINT {MARK}")
 
     def unmark(self) -> bool:
-        """Return whether the transaction that was marked is still open."""
+        """Return whether the marked transaction is still open."""
         try:
             self.connection.execute(f"RELEASE SAVEPOINT {MARK}")
         except sqlite3.OperationalError as error:
@@ -74,9 +74,9 @@ class Records:
     def purge(self, limit: int) -> int:
         return run(SQLITE.purge(limit), self)
 
-    def form(self) -> int:
+    def schema_version(self) -> int:
         """Return the version of the tables; 0: there are none."""
-        return run(SQLITE.form(), self)
+        return run(SQLITE.schema_version(), self)
 
     def upgrade(self, version: int) -> None:
         """Upgrade the tables from this version to ours."""
@@ -91,12 +91,12 @@ class Records:
         return [self.send(request) for request in requests]
 
     def _rows(self, statement: str, values: Parameters) -> list[Any]:
-        # All of them: a cursor that is not at its end keeps its snapshot, and the WAL could not be emptied.
+        # Fetch all rows: an open cursor keeps its snapshot, and the WAL could not be emptied.
         return self._execute(statement, values).fetchall()
 
     def _execute(self, statement: str, values: Parameters) -> sqlite3.Cursor:
         cursor = self.connection.cursor()
-        # The connection may be a caller's, who may want its rows in another form.
+        # The connection may be a caller's, with a row factory of its own.
         cursor.row_factory = None
         if ":now" in statement:
             values = values | {"now": self._clock()}

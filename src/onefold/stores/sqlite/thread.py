@@ -1,4 +1,4 @@
-"""A thread that waits for SQLite in place of an event loop: SQLite itself has no async interface."""
+"""A thread that waits for SQLite on behalf of an event loop: SQLite itself has no async interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class OneThread:
-    """Performs the calls of all event loops in order, in one thread. It starts with the first call."""
+    """Performs the calls of all event loops in order, in one thread, which starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,17 +23,17 @@ class OneThread:
         self._pid = 0
 
     async def request(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await _awaited(self._running(), partial(call, *args, **kwargs))
+        return await _in_thread(self._running(), partial(call, *args, **kwargs))
 
     async def end(self, last: Callable[[], None]) -> None:
-        """Do this after all earlier calls, and end the thread. A later call starts a new one."""
+        """Run `last` after all earlier calls, and end the thread. A later call starts a new one."""
         executor, self._executor = self._running(), None
         try:
-            await _awaited(executor, last)
+            await _in_thread(executor, last)
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        # It has nothing left to do, so that this does not keep the loop.
+        # The thread is idle, so that this does not block the loop.
         executor.shutdown()
 
     def _running(self) -> ThreadPoolExecutor:
@@ -46,7 +46,7 @@ class OneThread:
         return self._executor
 
 
-async def _awaited(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+async def _in_thread(executor: ThreadPoolExecutor, call: Callable[[], T]) -> T:
     from asyncio import get_running_loop
 
     return await get_running_loop().run_in_executor(executor, call)

@@ -1,61 +1,36 @@
-"""Find out why SQLite cannot open or write a file: it gives the same error for every cause. Changes nothing."""
+"""Read the URL of an SQLite file: `sqlite:///relative.db` or `sqlite:////absolute/path.db`."""
 
 from __future__ import annotations
 
-import os
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
-OPENED: Final = "the file cannot be opened"
-WRITTEN: Final = "the file cannot be written"
+from onefold._checks import yes_or_no
+from onefold.errors import UsageError
+from onefold.stores.opening import without_password
+from onefold.stores.urls import options_of
 
-
-def why_not_opened(path: str) -> str:
-    """Return what is wrong with the place of the file, and what to do."""
-    if os.path.isdir(path):
-        return f"{OPENED}: it is a directory. Name a file in it: {os.path.join(path, 'onefold.db')}"
-    for folder in _folders(path):
-        if not os.path.lexists(folder):
-            return f"{OPENED}: there is no directory {folder}. Create it, or correct the path"
-        if not os.path.isdir(folder):
-            return f"{OPENED}: {folder} is not a directory. Correct the path"
-        if not may(folder, os.X_OK):
-            return f"{OPENED}: this user may not enter {folder}. Let it, or run as another user"
-    if os.path.exists(path):
-        if not may(path, os.R_OK | os.W_OK):
-            return f"{OPENED}: this user may not read and write it. Let it (chown, chmod), or run as another user"
-    elif os.path.islink(path):
-        return f"{OPENED}: it is a link to {os.path.realpath(path)}, which is not there. Correct the link"
-    elif not may(os.path.dirname(path), os.W_OK):
-        return (
-            f"{OPENED}: it is not there, and this user may not write to {os.path.dirname(path)}. Let it (chown, chmod)"
-        )
-    return f"{OPENED}. Is its name too long, or has the process too many files open (ulimit -n)?"
+OPTIONS: Final = ("sync", "busy_timeout", "auto_schema", "purge")
 
 
-def why_not_written(path: str) -> str:
-    folder = os.path.dirname(path)
-    if is_read_only(folder):
-        return f"{WRITTEN}: {folder} is mounted read-only. Mount it for writing, or move the file"
-    if not may(folder, os.W_OK) and may(path, os.W_OK):
-        return f"{WRITTEN}: its log is kept beside it, and this user may not write to {folder}. Let it (chown, chmod)"
-    return f"{WRITTEN}. Let this user write the file and its directory"
+def parsed(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the path and the options of a URL. Raises `UsageError` for one that cannot be meant."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Two slashes, followed by an invalid host name.
+        raise _misread(url) from None
+    if parts.netloc or parts.fragment or not parts.path.startswith("/"):
+        raise _misread(url)
+    options: dict[str, Any] = {**options_of(parts.query, OPTIONS, without_password(url))}
+    for name in ("auto_schema", "purge"):
+        if name in options:
+            options[name] = yes_or_no(options[name], name)
+    return unquote(parts.path[1:]), options
 
 
-def may(path: str, how: int) -> bool:
-    # As SQLite will be asked: for the user that this process acts for.
-    return os.access(path, how, effective_ids=os.access in os.supports_effective_ids)
-
-
-def is_read_only(folder: str) -> bool:
-    # A superuser may write everywhere, but not to what is mounted for reading only.
-    return hasattr(os, "statvfs") and os.path.isdir(folder) and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-
-
-def _folders(path: str) -> list[str]:
-    """Return the directories on the way to the file, from the root."""
-    found: list[str] = []
-    folder = os.path.dirname(path)
-    while folder not in found:
-        found.append(folder)
-        folder = os.path.dirname(folder)
-    return found[::-1]
+def _misread(url: str) -> UsageError:
+    return UsageError(
+        f"{without_password(url)!r}: write sqlite:///relative.db or sqlite:////absolute/path.db, with %23 for # "
+        "and %3F for ? in the path"
+    )

@@ -1,1 +1,1 @@
-"""The promises of a store, by subject. `onefold.testing.StoreContract` puts them together."""
+"""The promises of a store, by subject. `onefold.testing.StoreContract` combines them."""

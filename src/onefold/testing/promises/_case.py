@@ -25,7 +25,7 @@ class Case:
     expires_by_itself: bool = False
 
     # Whether the store's operations are async.
-    _awaited: bool = False
+    _is_async: bool = False
     _opened: Any = None
     _twice: Twice | None = None
 
@@ -34,7 +34,7 @@ class Case:
         time.sleep(seconds)
 
     def process_source(self) -> Any:
-        """Return how another process opens the same records. None: it cannot."""
+        """Return how another process opens the same records; None if it cannot."""
         return None
 
     def teardown_method(self) -> None:
@@ -45,14 +45,14 @@ class Case:
 
     @property
     def store(self) -> Twice:
-        """Return the store, each of whose operations is sent twice."""
+        """Return the store, with each operation sent twice."""
         if self._twice is None:
             self._twice = Twice(self._open())
         return self._twice
 
     @property
     def once(self) -> EveryPower:
-        """Return the store itself, for the few promises that count what is sent."""
+        """Return the store itself, for the few promises that count operations."""
         return self.store.once
 
     # Sync or async: the contract of each adds these.
@@ -64,7 +64,7 @@ class Case:
         raise NotImplementedError
 
     def _race(self, asks: Sequence[Callable[[Any], Any]]) -> list[Any]:
-        """Send all of these at the same moment; return the answers in order."""
+        """Send all of these at the same time; return the answers in order."""
         raise NotImplementedError
 
     # The words of the promises.
@@ -104,7 +104,7 @@ class Case:
         return entry
 
     def in_state(self, state: State, key: str = "key", **fields: Any) -> Entry:
-        """Return an entry whose record its owner has brought into this state."""
+        """Return an entry whose record was brought into this state by its owner."""
         entry = self.claimed(key, **fields)
         if state is State.OPEN:
             assert self.store.release(claim_of(entry), self.released()) is True
@@ -129,7 +129,7 @@ class Case:
         return successor
 
     def found(self, of: Entry | Address) -> Record:
-        """Return the record, which has to be there."""
+        """Return the record, which has to exist."""
         address = of.address if isinstance(of, Entry) else of
         record = self.store.read(address)
         assert record is not None, f"there is no record of {address}"
@@ -151,7 +151,7 @@ class Case:
         assert record is None or record.is_expired, f"there should be no record: {record!r}"
 
     def free(self, address: Address) -> None:
-        """Check that nobody has it: the next claim is written."""
+        """Check that the address is free: the next claim is written."""
         self.written(self.store.claim(self.entry(address=address)))
 
     def untouched(self, before: Record) -> None:
@@ -174,7 +174,7 @@ class Case:
 
 
 def claim_of(entry: Entry, **fields: Any) -> Claim:
-    return replace(Claim(entry.address, entry.token, entry.lease, entry.ttl), **fields)
+    return replace(entry.as_claim(), **fields)
 
 
 def every(states: Iterable[State]) -> list[tuple[State, str]]:

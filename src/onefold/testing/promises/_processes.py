@@ -13,16 +13,18 @@ from onefold.stores.base import Entry, Record
 # Far more than a process needs to start; it bounds how long a broken one hangs.
 PATIENCE: Final = 120.0
 
-# What to claim, and what it replaces.
+# Not forked: a fork would inherit this process's connections.
+START_METHOD: Final = "spawn"
+
+# The entry to claim, and the record it replaces.
 Pair = tuple[Entry, Record | None]
 
 
 def race_in_processes(
     source: Any, rivals: Sequence[Sequence[Entry]], seen: Sequence[Record | None], *, is_async: bool
 ) -> list[list[Any]]:
-    """Let each process claim its own entries, all from the same moment on; return the answers of each."""
-    # Spawned, not forked: a fork would inherit this process's connections.
-    context = multiprocessing.get_context("spawn")
+    """Let each process claim its own entries, all starting at once; return the answers of each."""
+    context = multiprocessing.get_context(START_METHOD)
     start = context.Barrier(len(rivals))
     running = []
     for entries in rivals:
@@ -47,7 +49,7 @@ def race_in_processes(
 
 
 def _hear(connections: Sequence[Connection]) -> list[list[Any]]:
-    """Return the answers in the order of the processes, read as they come: the first that fails ends the race."""
+    """Return the answers in the order of the processes, read as they arrive: the first failure ends the race."""
     answers: dict[Any, list[Any]] = {}
     while len(answers) < len(connections):
         ready = wait([connection for connection in connections if connection not in answers], PATIENCE)
@@ -72,7 +74,7 @@ def _tell(claims: Callable[..., list[Any]], source: Any, pairs: Sequence[Pair], 
     try:
         answer.send(claims(source, pairs, start))
     except BaseException as error:  # noqa: BLE001 - told to the test
-        # In this order: the others fail only because of this one, and it has to be heard first.
+        # In this order: the others fail only because of this one, which has to be heard first.
         answer.send(f"{type(error).__name__}: {error}")
         start.abort()
 

@@ -82,7 +82,7 @@ class Blocking:
 
 
 class Twice:
-    """Passes everything on twice, and expects the second answer to be as good as the first."""
+    """Sends every operation twice, and expects equal answers."""
 
     def __init__(self, store: EveryPower) -> None:
         self.once = store
@@ -91,7 +91,7 @@ class Twice:
         first = self.once.claim(entry, replacing=replacing)
         again = self.once.claim(entry, replacing=replacing)
         if first is None and replacing is not None and entry.token == replacing.token:
-            # What it wanted to replace is not that any more, and its token proves nothing: it was the owner's before.
+            # The record it wanted to replace has changed, and its token proves nothing: it was the owner's before.
             assert isinstance(again, Record), f"a mark sent twice was written twice, or got lost: {again!r}"
             assert again.state is entry.state
         else:
@@ -134,5 +134,5 @@ class Twice:
 
 
 def at_rest(answer: Any) -> Any:
-    """Return a record without what changes as time passes; any other answer unchanged."""
+    """Return a record without the fields that change as time passes; any other answer unchanged."""
     return replace(answer, lease_left=0.0, ttl_left=0.0, age=0.0) if isinstance(answer, Record) else answer

@@ -1,4 +1,4 @@
-"""Claims and take-overs: who gets an address, and who is shown what is in the way."""
+"""Claims and take-overs: who gets an address, and who is shown the record in the way."""
 
 from __future__ import annotations
 

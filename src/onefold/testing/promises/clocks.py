@@ -1,4 +1,4 @@
-"""Leases, stays and ages are measured by the store's clock. Expired records are free, and are purged."""
+"""Leases, TTLs and ages are measured by the store's clock. Expired records are free, and are purged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onefold.testing.promises._case import Case, claim_of, every
 
 
 class Durations(Case):
-    """Reads say how much is left, from the moment of the write that said how long."""
+    """Reads return the remaining durations, counted from the write that set them."""
 
     def test_lease_ttl_and_age_are_counted_from_the_claim(self) -> None:
         owner = self.claimed(lease=self.long, ttl=2 * self.long, age=3 * self.long)
@@ -59,7 +59,7 @@ class Durations(Case):
         owner = self.claimed(lease=self.short)
         self.wait_out_short()
 
-        # It is for the caller to decide: the store neither frees the address, nor refuses the owner.
+        # The caller decides: the store neither frees the address, nor refuses the owner.
         shown = self.refused_by(self.store.claim(self.entry()), owner)
         assert shown.is_abandoned
         assert self.store.extend(claim_of(owner, lease=self.long)) is True

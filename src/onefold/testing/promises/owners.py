@@ -12,7 +12,7 @@ ENDED = (State.DONE, State.FAILED, State.HELD)
 
 
 class Finishing(Case):
-    """The owner ends its record, and what it had claimed stays in it."""
+    """The owner ends its record, and the claimed fields stay in it."""
 
     def test_finish_writes_the_whole_ending_and_keeps_the_rest(self) -> None:
         for state, key in every(ENDED):
@@ -51,7 +51,7 @@ class Finishing(Case):
 
 
 class Extending(Case):
-    """A heartbeat renews what is running, and touches nothing else."""
+    """A heartbeat renews running records, and touches nothing else."""
 
     def test_extend_renews_lease_and_ttl(self) -> None:
         owner = self.claimed(attempt=3, bypasses=2, fingerprint=b"payload", notes=b"notes", remark="remark")
@@ -82,7 +82,7 @@ class Extending(Case):
         assert self.found(owner).notes == b"two"
 
     def test_notes_never_become_shorter_under_one_token(self) -> None:
-        """A log only grows: a shorter one was given up, and has come late."""
+        """Check that a shorter log, which is outdated, is ignored."""
         for held in (False, True):
             owner = self.claimed(f"held-{held}", notes=b"one")
             assert self.store.extend(claim_of(owner), b"one, two") is True
@@ -104,7 +104,7 @@ class Extending(Case):
         assert self.store.extend(self._renewed(owner), b"new") is True
 
         record = self.found(owner)
-        # A late heartbeat must not give an end to what waits for a person.
+        # A late heartbeat must not make a record expire that waits for a person.
         assert (record.state, record.notes, record.ttl_left) == (State.HELD, b"new", math.inf)
 
     def test_extend_of_an_ended_record_is_refused_and_changes_nothing(self) -> None:
@@ -130,7 +130,7 @@ class Extending(Case):
 
 
 class Releasing(Case):
-    """The owner gives back, and may leave a memory for the next attempt."""
+    """The owner releases its record, and may leave attempts and steps for the next attempt."""
 
     def test_release_frees_the_address(self) -> None:
         owner = self.claimed(notes=b"old", bypasses=2)
@@ -181,7 +181,7 @@ class Releasing(Case):
 
 
 class Strangers(Case):
-    """A token that is not the record's can do nothing to it, whatever it was before."""
+    """A token that is not the record's has no effect, whatever it was before."""
 
     def test_a_stale_token_cannot_finish(self) -> None:
         for stale, successor in self._taken_over():
@@ -229,7 +229,7 @@ class Revisions(Case):
         owner = self.entry()
         claim = claim_of(owner)
 
-        # Sent once each: whether an operation that is sent again counts is the store's own affair.
+        # Sent once each: whether a repeated operation counts is up to the store.
         assert self._revisions(
             owner,
             lambda: self.once.claim(owner) is None,

@@ -15,11 +15,11 @@ from onefold.testing.promises._twice import at_rest
 BATCH = 1_000
 
 # The possible states of an address's record when a batch comes; see `_prepared`.
-STANDINGS = ("free", "own", "taken", "extended", "open", "done", "failed", "held", "stale", "expired")
+SITUATIONS = ("free", "own", "taken", "extended", "open", "done", "failed", "held", "stale", "expired")
 
 
 class Batches(Case):
-    """A batch does to each address what the single operation does, and answers in the order of the questions."""
+    """A batch does to each address what the single operation does, and answers in the order of the requests."""
 
     def test_an_empty_batch_has_no_answers(self) -> None:
         self.needs(Batching)
@@ -112,24 +112,24 @@ class Batches(Case):
         assert self.store.close_all([Close(claim_of(entry), self.ending()) for entry in entries]) == expected
 
     def _equal(self, single: Callable[[list[Entry]], list[Any]], batch: Callable[[list[Entry]], list[Any]]) -> None:
-        """Check that two sets of addresses in equal states, asked in two ways, are in equal states afterwards."""
+        """Check that two sets of addresses in equal states, handled in two ways, are in equal states afterwards."""
         singly, together = self._prepared("single"), self._prepared("batch")
         self.wait_out_short()
 
         answers, batch_answers = single(singly), batch(together)
 
-        for standing, one, other in zip(STANDINGS, answers, batch_answers, strict=True):
-            assert self._plain(one) == self._plain(other), standing
-        for standing, one, other in zip(STANDINGS, singly, together, strict=True):
-            self._stand_alike(standing, self.store.read(one.address), self.store.read(other.address))
+        for situation, one, other in zip(SITUATIONS, answers, batch_answers, strict=True):
+            assert self._plain(one) == self._plain(other), situation
+        for situation, one, other in zip(SITUATIONS, singly, together, strict=True):
+            self._assert_alike(situation, self.store.read(one.address), self.store.read(other.address))
 
     def _prepared(self, prefix: str) -> list[Entry]:
         """Return an entry for each state, whose record is in that state."""
-        entries = {standing: self.entry(f"{prefix}-{standing}") for standing in STANDINGS}
-        for standing, entry in entries.items():
-            if standing in ("taken", "expired"):
-                self.claimed(entry.address.key, ttl=self.short if standing == "expired" else self.long)
-            elif standing != "free":
+        entries = {situation: self.entry(f"{prefix}-{situation}") for situation in SITUATIONS}
+        for situation, entry in entries.items():
+            if situation in ("taken", "expired"):
+                self.claimed(entry.address.key, ttl=self.short if situation == "expired" else self.long)
+            elif situation != "free":
                 self.written(self.store.claim(entry))
         for state in (State.DONE, State.FAILED, State.HELD):
             assert self.store.finish(claim_of(entries[state]), self.ending(state=state)) is True
@@ -138,14 +138,14 @@ class Batches(Case):
         self.taken_over(entries["stale"])
         return list(entries.values())
 
-    def _stand_alike(self, standing: str, one: Record | None, other: Record | None) -> None:
-        assert self._plain(one) == self._plain(other), standing
+    def _assert_alike(self, situation: str, one: Record | None, other: Record | None) -> None:
+        assert self._plain(one) == self._plain(other), situation
         if one is not None and other is not None:
-            assert self.about(one.lease_left, other.lease_left) or one.state is not State.RUNNING, standing
-            assert self.about(one.ttl_left, other.ttl_left), standing
+            assert self.about(one.lease_left, other.lease_left) or one.state is not State.RUNNING, situation
+            assert self.about(one.ttl_left, other.ttl_left), situation
 
     def _plain(self, answer: Any) -> Any:
-        """Return an answer without what tells the two sets apart; an expired record may be shown or not."""
+        """Return an answer without the fields that tell the two sets apart; an expired record may be shown or not."""
         if not isinstance(answer, Record):
             return answer
         if answer.is_expired:
@@ -229,7 +229,7 @@ class Browsing(Case):
         assert self._browsed(Query(operation="b", after=first[-1])) == wanted[2:]
 
     def _populated(self) -> list[Address]:
-        """Write records in an order that is not theirs. By bytes upper case comes first, and UTF-16 pairs last."""
+        """Write records in another order than theirs. By bytes upper case comes first, and UTF-16 pairs last."""
         addresses = [
             Address(scope, operation, key)
             for scope in ("z", "", "scope")

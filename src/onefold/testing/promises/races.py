@@ -1,4 +1,4 @@
-"""Of many concurrent claims of the same address, one wins. Each is sent twice here too, at the same moment."""
+"""Of many concurrent claims of the same address, one wins. Each is sent twice here too, at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESSES = 25
 
 
 class Races(Case):
-    """From the threads of one process, or the tasks of one event loop."""
+    """Races between the threads of one process, or the tasks of one event loop."""
 
     def test_of_many_racing_claims_exactly_one_wins(self) -> None:
         for number in range(self.rounds):
@@ -92,7 +92,7 @@ class Races(Case):
 
 
 class ProcessRaces(Case):
-    """From several processes, where the store is shared between them."""
+    """Races between several processes that share the store."""
 
     def test_of_claims_racing_in_processes_exactly_one_wins(self) -> None:
         keys = [f"key-{number}" for number in range(ADDRESSES)]
@@ -107,7 +107,7 @@ class ProcessRaces(Case):
     def _one_wins_each(self, source: Any, keys: Sequence[str], seen: Sequence[Record | None]) -> None:
         rivals = [[self.entry(key) for key in keys] for _ in range(PROCESSES)]
 
-        answers = race_in_processes(source, rivals, seen, is_async=self._awaited)
+        answers = race_in_processes(source, rivals, seen, is_async=self._is_async)
 
         for number in range(len(keys)):
             racing = [entries[number] for entries in rivals]

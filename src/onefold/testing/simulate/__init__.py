@@ -5,8 +5,8 @@
     report = search(Scenario(after_crash="hold", workers=2, faults=2))
     assert report.story is None, report.story
 
-The flows are the ones that guards use, and the store is the production `MemoryStore`; the simulator chooses only the
-moments at which something happens. `docs/guarantees.md` says what it proves.
+The flows are the ones that guards use, and the store is the production `MemoryStore`; the simulator only chooses when
+things happen. `docs/guarantees.md` lists what it proves.
 """
 
 from onefold.testing.simulate._scenario import DEEP, EVERYDAY, Scenario

@@ -14,11 +14,11 @@ from onefold.testing.simulate._transactions import Client, Database, Transaction
 from onefold.testing.simulate._worker import End, Moment
 from onefold.testing.simulate._world import Action
 
-# In how many turns of the event loop a task is cancelled; 0 is in each until it has ended.
+# In how many turns of the event loop a task is cancelled; 0 means in each until it has ended.
 TURNS: Final = {"once": 1, "twice": 2, "at every turn": 0}
 
-# What the server has made of a statement whose sender was cancelled: nothing, all of it, or it was told to cancel it,
-# and has ended the transaction with it.
+# The fate of a statement whose sender was cancelled: not sent, executed, or cancelled by the server together with its
+# transaction.
 FATES: Final = ("not sent", "executed", "rolled back")
 
 
@@ -76,6 +76,6 @@ class Cancellations(Transactions):
         after = before.after(reply)
         assert isinstance(after, TaskNode)
         if after.closed > before.closed and client.open is not None:
-            # The server notices by itself that the connection is gone.
+            # The server itself notices that the connection is gone.
             world, client = orphaned(world, client.open), replace(client, open=None)
         return super()._after(world, who, client, reply)

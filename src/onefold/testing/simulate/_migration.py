@@ -1,7 +1,9 @@
 """The world of two stores, while records move: each guard claims in one of them and reads the other as well.
 
-Worker 1 has moved on to the new store, worker 2 still claims in the old one, and both look at both. The old store may
-know something already. Whatever fails, it has to be as if there were one store.
+Worker 1 has moved on to the new store, worker 2 still claims in the old one, and both read both. The old store may have
+a record already. Whatever fails, it has to look like one store.
+
+If the old records are rows of a table that is only read, both workers claim in the new store.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from onefold._delivery.steps import Claiming, Elsewhere, Finishing, LeaseLeft, StoreStep
+from onefold._delivery.steps import Claiming, Elsewhere, Finishing, LeaseLeft, Reading, StoreStep
 from onefold._model import Claim, Ending, Entry, Released, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, End, Fails, Moment, Node, Start, Watched
+from onefold.testing.simulate._worker import Choose, End, Fails, Moment, Node, Placed, Start, Watched
 from onefold.testing.simulate._world import NATURE, OVER, Action
 
 NEW: Final = 0
@@ -33,34 +35,24 @@ class Past(msgspec.Struct, frozen=True):
     """The past events that the statements need."""
 
     starts: int = 0
-    # Handlers that raised, so that nothing happened; answers of the probe that say the same; leases that ended.
+    # Handlers that raised, so that nothing happened; probe answers that say the same; leases that ended.
     raised: int = 0
     not_done: int = 0
     lapses: int = 0
     done: str | None = None
-    # Something has happened after which nobody knows whether it ran. That the other store fails is nothing of the kind.
+    # Something has left the outcome unknown. A failure of the other store has not.
     doubt: bool = False
 
 
-class Mover(msgspec.Struct, frozen=True):
+class Mover(Placed, frozen=True):
     """One worker, and the store in which it claims."""
 
-    node: Node
-    home: int
-    dead: bool = False
+    home: int = NEW
     token: bytes | None = None
     lapsed: bool = False
     inside: bool = False
     # Its claim was written before anything was done.
     in_time: bool = True
-
-    @property
-    def at(self) -> Moment:
-        return self.node.at
-
-    @property
-    def ended(self) -> bool:
-        return self.dead or isinstance(self.node.at, End)
 
 
 class Two(msgspec.Struct, frozen=True):
@@ -77,15 +69,19 @@ class Migrating:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.careful = scenario.after_crash in ("hold", "probe")
+        self.careful = scenario.is_careful
         self.store: MemoryStore = scenario.store(clock=lambda: NOW)
         self.plans = scenario.plans()
         self._first = tuple(Node(plan) for plan in self.plans)
         self._last = tuple(Node(scenario.plan(f"the last delivery to the {name} store")) for name in NAMES)
+        self._only_read = scenario.migrating == "row"
+        self._homes = (NEW,) if self._only_read else (NEW, OLD)
 
     def first(self) -> Two:
         row, past = self._left_behind()
-        movers = tuple(Mover(node, number % 2) for number, node in enumerate(self._first))
+        movers = tuple(
+            Mover(node, home=self._homes[number % len(self._homes)]) for number, node in enumerate(self._first)
+        )
         return Two((None, row), movers, past, self.scenario.faults)
 
     def _left_behind(self) -> tuple[Row | None, Past]:
@@ -96,7 +92,7 @@ class Migrating:
         if left == "nothing":
             return None, Past()
         store.claim(Entry(address=ADDRESS, token=BEFORE, lease=LEASE, ttl=KEEP))
-        if left == "done":
+        if left in ("done", "row"):
             value = "what was done before"
             store.finish(claim, Ending(state=State.DONE, ttl=KEEP, result=MsgspecCodec().encode(value, str)))
             return store._rows[ADDRESS], Past(starts=1, done=value)
@@ -159,6 +155,8 @@ class Migrating:
     def _ask(self, world: Two, who: int, mover: Mover, moment: StoreStep, way: str) -> Two:
         side = 1 - mover.home if isinstance(moment, Elsewhere) else mover.home
         step = moment.step if isinstance(moment, Elsewhere) else moment
+        if self._only_read and side == OLD and not isinstance(step, Reading):
+            raise Violation(6, "the table is written to, and it is somebody else's")
         reply: Any = Fails()
         if way != "no answer":
             world, reply = self._perform(world, side, step)
@@ -201,7 +199,7 @@ class Migrating:
             reply = 0.0 if mover.lapsed else LEASE
         elif isinstance(moment, Choose):
             reply = way
-            # Where a rerun is harmless, an outcome that nobody knows is released like an error.
+            # If a rerun is harmless, an unknown outcome is released like an error.
             released = way == "raises" or (way == "times out" and not self.careful)
             past = replace(past, raised=past.raised + released, not_done=past.not_done + (way == "not done"))
             mover = replace(mover, inside=False)
@@ -222,26 +220,26 @@ class Migrating:
         mover = replace(mover, node=mover.node.after(reply))
         end = mover.at
         if isinstance(end, End):
-            replayed = end.kind == "outcome" and end.replayed and end.remembered and not end.omitted
+            replayed = end.kind == "outcome" and end.replayed and end.recorded and not end.omitted
             if replayed and end.value != world.past.done:
                 raise Violation(5, f"the replay {end.value!r} is not what was accepted: {world.past.done!r}")
-            mover = Mover(mover.node, mover.home, token=mover.token)
+            mover = Mover(mover.node, home=mover.home, token=mover.token)
         return _put(world, who, mover)
 
     def close(self, world: Two, lines: list[str]) -> None:
-        """Check statement 8, from both sides: done is replayed, and anything unsettled runs or is on hold."""
-        for side in (NEW, OLD):
+        """Check statement 8, from both sides: a done record is replayed, and an unsettled one runs or is held."""
+        for side in self._homes:
             for number, row in enumerate(world.rows):
                 if row is not None and row.state is State.RUNNING:
                     world = self._lease_ends(world, number)
-            world = replace(world, movers=(Mover(self._last[side], side),), faults=0)
+            world = replace(world, movers=(Mover(self._last[side], home=side),), faults=0)
             world = self._deliver_last(world, side, lines)
             end = world.movers[0].at
             assert isinstance(end, End)
-            if end.kind not in ("outcome", "OnHold"):
+            if end.kind not in ("outcome", "Held"):
                 raise Violation(8, f"after all leases had ended a fresh delivery {end.story}")
-            if end.kind == "OnHold" and not world.past.doubt:
-                raise Violation(8, "nobody is in doubt whether it ran, and a fresh delivery finds it on hold")
+            if end.kind == "Held" and not world.past.doubt:
+                raise Violation(8, "nobody is in doubt whether it ran, and a fresh delivery finds it held")
             if world.past.done is not None and end.kind != "outcome":
                 raise Violation(8, f"it was done, and a fresh delivery to the {NAMES[side]} store {end.story}")
 

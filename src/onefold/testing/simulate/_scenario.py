@@ -1,22 +1,24 @@
-"""Define what is simulated: how many workers, under which policy, with how many faults, on which store."""
+"""Define a simulation: how many workers, under which policy, with how many faults, on which store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from onefold import Policy
+from onefold._concurrency.generators import Flow
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import transact
-from onefold._delivery.migration import read_through
+from onefold._delivery.migration import Old, read_through
 from onefold._delivery.records import resolve
 from onefold._delivery.seen import look
-from onefold._delivery.steps import Flow
 from onefold._delivery.work import Delivery
 from onefold._model import Address, DeliveryRequest, Done, Rerun
+from onefold._model.policy import AFTER_CRASH, AfterCrashWord, StoreDown
+from onefold._model.policy import Mode as PolicyMode
 from onefold.codecs import MsgspecCodec
 from onefold.events import Teller
 from onefold.keys import address
@@ -25,33 +27,35 @@ from onefold.testing.simulate._worker import Plan
 
 ADDRESS = address("charge", "pay_7f3a")
 
-# In units of the simulated clock. A lease is short beside a keep, as it is in life.
+# In units of the simulated clock. A lease is short compared to a keep, as in reality.
 NOW = 0.0
 LEASE = 10.0
 KEEP = 1000.0
 
-Mode = Literal["claim", "seen", "transactional"]
-Way = Literal["rerun", "hold", "skip", "probe"]
-Left = Literal["nothing", "done", "open", "held", "abandoned"]
+Mode = Literal[PolicyMode, "transactional"]
+Way = Literal[AfterCrashWord, "probe"]
+# A row is in a table that is only read, and all workers claim in the new store.
+Left = Literal["nothing", "done", "open", "held", "abandoned", "row"]
 
-WAYS: Final[tuple[Way, ...]] = ("rerun", "hold", "skip", "probe")
-# What the old store knows, and how many faults there are in an everyday run: what can be taken over has more histories.
+WAYS: Final[tuple[Way, ...]] = get_args(Way)
+# The record in the old store, and the faults in an everyday run: a record that can be taken over has more histories.
 MIGRATING: Final[tuple[tuple[Left, int], ...]] = (
     ("nothing", 2),
     ("done", 2),
     ("held", 2),
     ("abandoned", 2),
     ("open", 1),
+    ("row", 2),
 )
 # Under these, nothing runs twice whatever fails.
 CAREFUL: Final[tuple[Way, ...]] = ("hold", "probe")
 
 
-def _probe() -> Any:
+def _probe(_current: Any) -> Any:
     raise AssertionError("the simulator answers for the probe")
 
 
-AFTER_CRASH: dict[Way, Any] = {"rerun": "rerun", "hold": "hold", "skip": "skip", "probe": _probe}
+IN_POLICY: Final[dict[str, Any]] = {**{word: word for word in AFTER_CRASH}, "probe": _probe}
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,25 +69,30 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     beats: int = 1
     # A step that every handler takes before its effect.
     steps: tuple[str, ...] = ()
-    # A person resolves what is held: as done, or by a rerun.
+    # A person resolves held records: as done, or by a rerun.
     person: Literal["", "done", "rerun"] = ""
-    # Once, so much time may pass that everything disappears that does not stay forever.
+    # Once, so much time may pass that everything disappears that is not kept forever.
     ages: bool = False
-    # It was done before: the first worker and the third run it again on purpose, the others are ordinary duplicates.
+    # It was done before: the first and the third worker run it again on purpose, the others are ordinary duplicates.
     bypass: bool = False
-    # In transactional mode deliveries are tasks, which may be cancelled at every moment, once, twice, or at every turn.
+    # In transactional mode deliveries are tasks, which may be cancelled at every point, once, twice, or at every turn.
     cancels: bool = False
     # A request may be delivered late, after its sender has given up on it.
     late: bool = False
-    # The store may lose the record, as a cache that evicts or a replica that was behind does.
+    # The store may lose the record, like a cache that evicts or a replica that was behind.
     loses: bool = False
-    # Two stores between which the workers are moving, and what the old one knows at the beginning.
+    # Two stores between which the workers are moving, and the initial record of the old one.
     migrating: Left | Literal[""] = ""
     wait: float = 0.0
-    store_down: Literal["refuse", "run"] = "refuse"
+    store_down: StoreDown = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
-    # Statements by number that are not checked, to see what else would find the same defect.
+    # The numbers of statements that are not checked, to see what else would find the same defect.
     ignoring: frozenset[int] = frozenset()
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether nothing may run twice, whatever fails."""
+        return self.after_crash in CAREFUL
 
     @property
     def name(self) -> str:
@@ -93,7 +102,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"{self.workers} workers", f"{self.faults} faults"]
         parts += [f"step {name}" for name in self.steps]
         parts += [f"person says {self.person}"] if self.person else []
-        parts += [f"moving from a store that knows it as {self.migrating}"] if self.migrating else []
+        parts += [_moving_from(self.migrating)] if self.migrating else []
         parts += [word for word, is_on in self._switches() if is_on]
         return ", ".join(parts)
 
@@ -110,13 +119,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> Policy:
-        after_crash: Any = "rerun" if self.mode == "seen" else AFTER_CRASH[self.after_crash]
+        after_crash: Any = "rerun" if self.mode == "seen" else IN_POLICY[self.after_crash]
         return Policy(
             lease=LEASE,
             keep=KEEP,
             wait=self.wait,
             after_crash=after_crash,
-            attempts_max=3,
+            max_attempts=3,
             store_down=self.store_down,
             mode="seen" if self.mode == "seen" else "claim",
         )
@@ -140,10 +149,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self, name: str, *, bypass: bool = False) -> Plan:
         flow: Any = {"claim": deliver, "seen": look, "transactional": transact}[self.mode]
         if self.migrating:
-            flow = _deliver_read_through
+            flow = _deliver_counting_rows if self.migrating == "row" else _deliver_read_through
         return Plan(
             name=name, flow=flow, delivery=lambda: _make_delivery(name, self.policy, bypass=bypass), steps=self.steps
         )
+
+
+def _moving_from(left: str) -> str:
+    return "moving from a table that has its row" if left == "row" else f"moving from a store that knows it as {left}"
 
 
 class Silent(Teller):
@@ -162,7 +175,11 @@ def _make_delivery(name: str, policy: Policy, *, bypass: bool = False) -> Delive
 
 
 def _deliver_read_through(delivery: Delivery) -> Flow[Any]:
-    return read_through(deliver(delivery), old="the other store")
+    return read_through(deliver(delivery), Old("the other store"))
+
+
+def _deliver_counting_rows(delivery: Delivery) -> Flow[Any]:
+    return read_through(deliver(delivery), Old("the table", only_read=True))
 
 
 def _never_called() -> None:

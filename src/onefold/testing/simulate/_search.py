@@ -1,4 +1,4 @@
-"""Explore every history of a scenario, each world once, and tell the shortest way to a violation as a story."""
+"""Explore every history of a scenario, each world once, and show the shortest way to a violation as a story."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onefold.testing.simulate._scenario import Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._world import Action, Physics
 
-# Progress is told this often.
+# Progress is reported this often.
 TOLD_EVERY = 2_000
 
 
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 class Laws(Protocol):
-    """The possible events, and what follows: claims and leases, or transactions."""
+    """The possible events, and their consequences: claims and leases, or transactions."""
 
     def first(self) -> Any: ...
     def actions(self, world: Any) -> Any: ...
@@ -110,7 +110,7 @@ def read_code(code: str) -> tuple[Scenario, tuple[Action, ...]]:
 
 
 def tell(scenario: Scenario, actions: Sequence[Action], violation: Violation | None = None) -> Story:
-    """Run these actions again, and tell what happens."""
+    """Run these actions again, and describe what happens."""
     laws = laws_of(scenario)
     world = laws.first()
     lines: list[str] = []

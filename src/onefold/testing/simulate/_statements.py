@@ -19,19 +19,19 @@ from onefold.testing.simulate._worker import Effect, End, Moment, Returned
 if TYPE_CHECKING:
     from onefold.testing.simulate._world import Worker
 
-# What is proved, per address, between forget, bypass and expiry.
+# The statements that are proved, per address, between forget, bypass and expiry.
 STATEMENTS: Final = {
     1: "starts <= 1 + take-overs after a lease's end + releases + resolved reruns + unprotected runs; "
     "without a fault exactly 1",
     2: 'under hold or a probe: starts <= 1 + releases + resolved reruns + the probe\'s "not done", whatever fails; '
-    "and nothing is released whose outcome nobody knows",
-    3: "two handlers overlap only if the older claim's lease had ended by the store's clock; and unless it dies, "
-    "the older one is told",
-    4: "no handler starts from a claim written after done",
-    5: "every replay equals the one accepted finish",
-    6: "a write with token T changes only a record whose token is T, and none that has ended is revived",
+    "and nothing with an unknown outcome is released",
+    3: "two handlers overlap only if the older claim's lease had ended by the store's clock; and unless it dies, the "
+    "older one is notified",
+    4: "no handler starts on a claim that was written after the record was done",
+    5: "every replay returns the result of the one finish that was accepted",
+    6: "a write with token T changes only a record whose token is T, and never revives one that has ended",
     7: "transactional mode, and a downstream that deduplicates on key_for: at most one effect in every history",
-    8: "once faults are over and the longest lease has passed, a fresh delivery runs, replays or is on hold, never "
+    8: "once faults are over and the longest lease has passed, a fresh delivery runs, replays or is held, never "
     "in progress; nothing is lost, and nobody is refused by their own claim",
     9: "once step() has returned, no later attempt runs that step again",
     10: "while a bypass runs, and after one that failed, was cancelled or died, the earlier finish stands: every "
@@ -63,7 +63,7 @@ class Past(msgspec.Struct, frozen=True):
     not_done: int = 0
     unprotected: int = 0
     bypasses: int = 0
-    # What the accepted ending left to be replayed.
+    # The value that the accepted ending left to be replayed.
     done: str | None = None
     keys: frozenset[str] = frozenset()
     # How often a finished record has expired.
@@ -77,7 +77,7 @@ class Statements:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.claims = scenario.mode == "claim"
-        self.careful = self.claims and scenario.after_crash in ("hold", "probe")
+        self.careful = self.claims and scenario.is_careful
 
     def _broken(self, number: int, how: str) -> None:
         if number not in self.scenario.ignoring:
@@ -93,7 +93,7 @@ class Statements:
         return replace(worker, inside=False) if isinstance(step, Closing) else worker
 
     def performed(self, past: Past, step: StoreStep, before: Row | None, after: Row | None, reply: Any) -> Past:
-        """Check an operation of the store: statement 6, and what it changed."""
+        """Check an operation of the store: statement 6, and its change."""
         if isinstance(step, Claiming):
             return self._asked(past, step, before, after, reply)
         if before == after:
@@ -144,7 +144,7 @@ class Statements:
 
     def _taken(self, past: Past, entry: Entry, before: Row | None) -> Past:
         if before is not None and entry.state is State.RUNNING and entry.token == before.token:
-            # The owner of a claim counts the start of its handler in it.
+            # The owner of a claim records the start of its handler in it.
             return past
         if before is not None and before.state is State.RUNNING:
             if before.is_live(NOW):
@@ -161,7 +161,7 @@ class Statements:
     def _finished(self, past: Past, before: Row | None, after: Row | None) -> Past:
         if after is None or after.state is State.HELD:
             if past.done is not None:
-                self._broken(10, "a bypass left a record that is held, and what was done is not to be had")
+                self._broken(10, "a bypass left a record that is held, and the earlier result is lost")
             return past
         value = SKIPPED if after.omitted else _value(after.result)
         if past.done is not None and before is not None and before.bypasses:
@@ -206,7 +206,7 @@ class Statements:
         return replace(past, keys=keys)
 
     def returned(self, past: Past, worker: Worker, moment: Returned) -> Past:
-        """Note that `step()` has returned: from now on it counts as finished, whatever is written of it."""
+        """Note that `step()` has returned: from now on it counts as finished, whatever was stored of it."""
         return replace(past, steps=past.steps | {moment.step}) if worker.epoch == past.epoch else past
 
     def chosen(self, past: Past, way: str) -> Past:
@@ -217,10 +217,10 @@ class Statements:
         end = worker.at
         assert isinstance(end, End)
         own = end.kind == "outcome" and not end.replayed
-        if self.claims and own and worker.overlapped and end.remembered and not worker.lost:
-            self._broken(3, "another handler had started meanwhile, and the older one was not told")
-        # A probe's answer that the store could not be told is marked as not remembered: there is nothing to equal.
-        of_record = end.replayed and end.remembered and not end.omitted and worker.epoch == past.epoch
+        if self.claims and own and worker.overlapped and end.recorded and not worker.lost:
+            self._broken(3, "another handler had started meanwhile, and the older one was not notified")
+        # A probe's answer that could not be stored is marked as not recorded: there is nothing to compare.
+        of_record = end.replayed and end.recorded and not end.omitted and worker.epoch == past.epoch
         if end.kind == "outcome" and of_record and end.value != past.done:
             self._broken(5, f"the replay {end.value!r} is not what was accepted: {past.done!r}")
 
@@ -249,7 +249,7 @@ class Statements:
         assert isinstance(end, End)
         if self.scenario.bypass and not (end.kind == "outcome" and end.replayed):
             self._broken(10, f"it was done before the bypass, and a fresh delivery {end.story}")
-        if end.kind not in ("outcome", "OnHold"):
+        if end.kind not in ("outcome", "Held"):
             self._broken(8, f"after all leases had ended a fresh delivery {end.story}")
         if end.kind == "outcome" and end.replayed and end.omitted:
             abandoned = past.claims > past.releases

@@ -19,7 +19,7 @@ FAULTS: Final = {
 }
 
 
-# How the ways begin in which a task is cancelled.
+# The prefix of the ways in which a task is cancelled.
 CANCELLED: Final = "is cancelled"
 
 
@@ -59,6 +59,6 @@ def _seen(row: Row | None) -> str:
     if row is None:
         return "no record"
     lease = "" if row.state is not State.RUNNING or row.is_live(NOW) else ", lease over"
-    # A record that was moved has a token that is made, and no text.
+    # A moved record has a derived token, which is not text.
     token = row.token.decode() if row.token.isascii() else f"token {row.token.hex()[:6]}"
     return f"{row.state}, {token}, revision {row.revision}{lease}"

@@ -25,10 +25,10 @@ from onefold.stores.sql.store import AsyncSqlStore
 from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Plan, Raised, Start, refusal
 from onefold.testing.simulate._worker import ending as ended_in
 
-# By how many turns of the event loop something has come to rest; a delivery that has not hangs.
+# The number of turns of the event loop after which everything has come to rest; a delivery that has not hangs.
 TURNS_MAX: Final = 200
 
-# What a cancellation takes to get from a task to what that waits for.
+# The turns that a cancellation takes to reach the innermost awaitable of a task.
 TURNS_TO_ARRIVE: Final = 10
 
 # The longest pause between two transactions takes some turns, and the bound of a clean-up many more.
@@ -38,9 +38,9 @@ UNDO: Final = Exception("rolled back")
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """A reply of the world: the task is cancelled in so many turns, 0 is in each until it has ended.
+    """A reply of the world: the task is cancelled in this many turns; 0 means in each until it has ended.
 
-    A clean-up is not reached by that; then it is answered by `reply`.
+    It does not reach a clean-up, which is answered by `reply` instead.
     """
 
     turns: int
@@ -56,7 +56,7 @@ class Conflict(Exception):
 
 
 class Spoken:
-    """The dialect of a database that understands the steps of a flow as they are.
+    """The dialect of a database that understands the steps of a flow directly.
 
     No handler ends the transaction by itself here, so that nothing has to be marked.
     """
@@ -82,17 +82,17 @@ class Spoken:
         return (yield Releasing(claim, memory))
 
 
-def _trouble(error: BaseException) -> ErrorInfo | None:
+def _classify(error: BaseException) -> ErrorInfo | None:
     if isinstance(error, Lost):
         return ErrorInfo(ErrorClass.LOST, "the connection was lost")
     return ErrorInfo(ErrorClass.CONFLICT, "a conflict") if isinstance(error, Conflict) else None
 
 
-DATABASE: Final = Database(Spoken(), "the simulated database", _trouble, purges=False)  # type: ignore[arg-type]
+DATABASE: Final = Database(Spoken(), "the simulated database", _classify, purges=False)  # type: ignore[arg-type]
 
 
 class SimulatedConnection:
-    """A connection whose every message is a moment. What was interrupted on it is not known, as with the real ones."""
+    """A connection whose every message is a moment. The outcome of an interrupted one is unknown, as in reality."""
 
     spoils_gently = False
 
@@ -165,7 +165,7 @@ class Loop(asyncio.SelectorEventLoop):
         return self.now
 
     async def turn(self) -> None:
-        """Let everything run that is ready by then."""
+        """Run everything that is ready by then."""
         self.now += TURN_SECONDS
         await asyncio.sleep(0)
 
@@ -179,7 +179,7 @@ class Stage:
         self._waiting: tuple[Moment, asyncio.Future[Any]] | None = None
         self._relentless = False
         self.over = False
-        # How many connections were closed without a word to the server.
+        # How many connections were closed without telling the server.
         self.closed = 0
         self._task = asyncio.create_task(self._delivery())
 
@@ -242,7 +242,7 @@ class Stage:
                 return
 
     async def end(self) -> None:
-        """End at once whatever is still to be cleaned up: nobody looks any more."""
+        """End any remaining clean-up at once: nobody looks any more."""
         self.over = True
         while not self._task.done():
             if self._waiting is not None:
@@ -266,7 +266,7 @@ def _runner() -> asyncio.Runner:
 
 
 class TaskNode(Node):
-    """A delivery after a list of replies; and how many connections it has closed until then."""
+    """A delivery after a list of replies, and how many connections it has closed until then."""
 
     __slots__ = ("closed",)
 

@@ -19,7 +19,7 @@ from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, NOW, Scenario
 from onefold.testing.simulate._statements import Violation
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Placed
 from onefold.testing.simulate._world import NATURE, Action
 
 
@@ -28,7 +28,7 @@ class Transaction(msgspec.Struct, frozen=True):
 
     row: Row | None = None
     effects: int = 0
-    # A COMMIT is under way whose sender has gone.
+    # A COMMIT is in progress whose sender has gone.
     committing: bool = False
 
     @property
@@ -36,20 +36,10 @@ class Transaction(msgspec.Struct, frozen=True):
         return self.row is not None
 
 
-class Client(msgspec.Struct, frozen=True):
+class Client(Placed, frozen=True):
     """One worker and its connection."""
 
-    node: Node
-    dead: bool = False
     open: Transaction | None = None
-
-    @property
-    def at(self) -> Moment:
-        return self.node.at
-
-    @property
-    def ended(self) -> bool:
-        return self.dead or isinstance(self.node.at, End)
 
 
 class Database(msgspec.Struct, frozen=True):
@@ -145,7 +135,7 @@ class Transactions:
         elif isinstance(step, StillOpen):
             pass
         elif isinstance(step, RollingBack):
-            # A failed statement stands for a serialization error here: the database asks to try again.
+            # A failed statement stands for a serialization error here: the database asks for a retry.
             client, reply = replace(client, open=None), isinstance(step.error, StoreUnavailable)
         elif way == "conflict":
             # The statement fails with a serialization error, and so does the transaction.
@@ -177,7 +167,7 @@ class Transactions:
         return replace(world, effects=effects, row=transaction.row or world.row)
 
     def _perform(self, world: Database, client: Client, step: StoreStep) -> tuple[Client, Any]:
-        """Perform one statement of the production store, on what this transaction sees."""
+        """Perform one statement of the production store, on the data that this transaction sees."""
         assert client.open is not None
         seen = client.open.row or world.row
         rows = self.store._rows

@@ -1,6 +1,6 @@
 """One worker: the production flow, split into the moments at which something else can happen.
 
-A worker is a function of the replies that it has got. Generators cannot be copied, but they can be replayed: each
+A worker is a function of the replies that it has received. Generators cannot be copied, but they can be replayed: each
 `Node` is one such list of replies, made once and shared by every history that leads to it.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from onefold import StoreUnavailable
+from onefold._concurrency.generators import Flow
 from onefold._delivery.handler_steps.flow import StepLog, take_step
 from onefold._delivery.handler_steps.log_writes import Logging
 from onefold._delivery.steps import (
     Elsewhere,
     Ended,
     Extending,
-    Flow,
     LeaseLeft,
     Pausing,
     Running,
@@ -45,13 +45,13 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """`step()` gives its result to the handler, which goes on."""
+    """`step()` returns its result to the handler, which continues."""
 
     step: str
 
 
 class Choose(msgspec.Struct, frozen=True):
-    """Something that the world decides: how a handler ends, what a probe answers. The first is the ordinary way."""
+    """A choice of the world: how a handler ends, what a probe answers. The first is the ordinary way."""
 
     what: str
     ways: tuple[str, ...]
@@ -72,8 +72,8 @@ class End(msgspec.Struct, frozen=True):
     value: Any = None
     replayed: bool = False
     omitted: bool = False
-    remembered: bool = True
-    # The handler's own value, also where the caller got it inside of an error.
+    recorded: bool = True
+    # The handler's own value, even if the caller got it inside an error.
     attempt: int = 0
 
     @property
@@ -81,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
         if self.kind != "outcome":
             return f"gets {self.kind}" + (f" with its value {self.value}" if self.value else "")
         how = "a replay of" if self.replayed else "its own"
-        return f"gets {how} {self.value}" + ("" if self.remembered else ", marked as not remembered")
+        return f"gets {how} {self.value}" + ("" if self.recorded else ", marked as not recorded")
 
 
 class Fails(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def script(plan: Plan) -> Script:
-    """Return the production flow, its steps turned into moments."""
+    """Return the production flow, with its steps turned into moments."""
     delivery = plan.delivery()
     flow = plan.flow(delivery)
     reply: Any = None
@@ -116,7 +116,7 @@ def script(plan: Plan) -> Script:
             step = flow.send(reply) if failure is None else flow.throw(failure)
         except StopIteration as end:
             return ending(end.value)
-        except Exception as error:  # noqa: BLE001 - whatever a delivery ends in is what is looked at
+        except Exception as error:  # noqa: BLE001 - any end of a delivery is a result
             return refusal(error)
         reply = failure = None
         if isinstance(step, Running):
@@ -124,7 +124,7 @@ def script(plan: Plan) -> Script:
         elif isinstance(step, Watching):
             reply = yield Watched()
         elif isinstance(step, Unwatching):
-            # A renewal may be on its way: here the heartbeat may beat until the delivery ends.
+            # A renewal may be in flight: here the heartbeat may beat until the delivery ends.
             continue
         elif isinstance(step, Took):
             # No operation takes any time here.
@@ -204,10 +204,10 @@ def ending(value: Any) -> End:
         return End("resolved")
     return End(
         "outcome",
-        value=value.value,
+        value=value.value_or(None),
         replayed=value.replayed,
         omitted=value.omitted,
-        remembered=value.remembered,
+        recorded=value.recorded,
         attempt=value.attempt,
     )
 
@@ -217,7 +217,7 @@ def refusal(error: Exception) -> End:
 
 
 class Node:
-    """A worker after a list of replies: the moment at which it stands, and what follows from each reply."""
+    """A worker after a list of replies: its current moment, and the node that follows each reply."""
 
     __slots__ = ("_after", "_plan", "_replies", "at")
 
@@ -242,3 +242,18 @@ class Node:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         return moment  # type: ignore[no-any-return]
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A worker as a world sees it: the node at which it stands, and whether it has died."""
+
+    node: Node
+    dead: bool = False
+
+    @property
+    def at(self) -> Moment:
+        return self.node.at
+
+    @property
+    def ended(self) -> bool:
+        return self.dead or isinstance(self.node.at, End)

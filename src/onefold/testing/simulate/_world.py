@@ -1,8 +1,8 @@
-"""The world between two moments, and what can happen in it next.
+"""The world between two moments, and the events that can happen next.
 
-A `World` is a value: the record, where each worker stands, and what has happened so far as far as the statements ask
-for it. Two histories that lead to equal worlds have equal futures, so that each world is explored once.
-The store is the production `MemoryStore`; its clock stands at zero, and time passes by changing the record.
+A `World` is a value: the record, the position of each worker, and the past events that the statements need. Two
+histories that lead to equal worlds have equal futures, so that each world is explored once. The store is the production
+`MemoryStore`; its clock stands at zero, and time passes by changing the record.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
 from onefold.testing.simulate._statements import Past, Statements
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Returned, Start, Watched
+from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Placed, Returned, Start, Watched
 
 # Not a worker: time, the network.
 NATURE = -1
 
 OVER = -1.0
 
-# What was done before the first worker comes, where there is a bypass.
+# The result before the first worker comes, if there is a bypass.
 EARLIER = "the earlier result"
 
 
 class Action(NamedTuple):
-    """Something that can happen next: who, and in which way; `fault` says whether it counts as one."""
+    """A possible next event: who, and in which way; `fault` says whether it counts as a fault."""
 
     who: int
     way: str
     fault: bool = False
 
 
-class Worker(msgspec.Struct, frozen=True):
+class Worker(Placed, frozen=True):
     """One worker, as the world sees it."""
 
-    node: Node
-    beats: int
-    dead: bool = False
+    beats: int = 0
     # Its heartbeat has the claim in its care.
     watched: bool = False
     # Its handler is running.
@@ -62,20 +60,12 @@ class Worker(msgspec.Struct, frozen=True):
     claim: Claim | None = None
     order: int = 0
     steps: frozenset[str] = frozenset()
-    # Nobody knows whether what its claim is about has happened.
+    # The outcome of its claim is unknown.
     doubt: bool = False
     # Its claim is a bypass.
     bypass: bool = False
-    # The life of the record in which it began to ask.
+    # The life of the record in which it made its first request.
     epoch: int = -1
-
-    @property
-    def at(self) -> Moment:
-        return self.node.at
-
-    @property
-    def ended(self) -> bool:
-        return self.dead or isinstance(self.node.at, End)
 
 
 class World(msgspec.Struct, frozen=True):
@@ -104,7 +94,7 @@ class Physics:
         self._last = Node(scenario.plan("the last delivery"))
 
     def first(self) -> World:
-        workers = tuple(Worker(node, self.scenario.beats) for node in self._first)
+        workers = tuple(Worker(node, beats=self.scenario.beats) for node in self._first)
         if self.scenario.bypass:
             return World(self._done_before(), workers, Past(starts=1, done=EARLIER), self.scenario.faults)
         return World(None, workers, Past(), self.scenario.faults, ages=self.scenario.ages)
@@ -235,7 +225,7 @@ class Physics:
         reply = step.send(self.store)
         row = rows.get(ADDRESS)
         if row is not None:
-            # How old a record is matters only to `rerun_within`, which no scenario sets.
+            # The age of a record matters only to `rerun_within`, which no scenario sets.
             row = replace(row, began=0.0)
         past = self.statements.performed(world.past, step, world.row, row, reply)
         return replace(world, row=row, past=past), reply
@@ -273,16 +263,16 @@ class Physics:
         if isinstance(worker.at, End):
             self.statements.ended(world.past, worker)
             # Nothing of an ended worker matters any more but that it has ended, and that its claim may lie about.
-            worker = Worker(worker.node, 0, claim=worker.claim)
+            worker = Worker(worker.node, claim=worker.claim)
         return _put(world, who, worker)
 
     def close(self, world: World, lines: list[str]) -> None:
-        """Check statement 8: when the leases have passed, a fresh delivery settles it, told in `lines`."""
+        """Check statement 8: when the leases have passed, a fresh delivery settles it, described in `lines`."""
         self.statements.over(world.past, faults_used=self.scenario.faults - world.faults)
         row = world.row
         if row is not None and row.state is State.RUNNING:
             world = replace(world, row=replace(row, leased_until=OVER))
-        world = replace(world, workers=(Worker(self._last, 0),), faults=0, late=())
+        world = replace(world, workers=(Worker(self._last),), faults=0, late=())
         while not world.workers[0].ended:
             moment = world.workers[0].at
             way = moment.ways[0] if isinstance(moment, Choose) else "goes on"

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
-from asyncmy import errors
 from asyncmy.connection import Connection
 from asyncmy.constants import CLIENT
 from asyncmy.converters import conversions
@@ -33,18 +32,19 @@ def classify(error: BaseException) -> ErrorInfo | None:
     return meaning(error) if isinstance(error, MySQLError) else None
 
 
-# Its types know half of it.
+# Its type hints are incomplete.
 _Connection: Any = Connection
 
 
 class Watched(mysql.Watched, _Connection):  # type: ignore[misc]
-    """A connection of our own."""
+    """A connection of our own that monitors its transaction."""
 
     server_status: int
+    _driver_error = MySQLError
     _preferred: ssl.SSLContext | None = None
 
     def prefer_tls(self, context: ssl.SSLContext) -> None:
-        """Use it if the server offers it; by itself asyncmy does not look."""
+        """Use TLS if the server offers it; asyncmy itself does not check."""
         self._preferred = context
 
     async def _get_server_information(self) -> None:
@@ -54,45 +54,42 @@ class Watched(mysql.Watched, _Connection):  # type: ignore[misc]
             self._client_flag |= CLIENT.SSL
 
     async def _seen(self, request: Callable[..., Awaitable[T]], *values: Any) -> T:
-        try:
-            # Where there is a time-out for reading, asyncmy waits by `asyncio.wait_for`, which may swallow.
+        with self._noted():
+            # With a read timeout, asyncmy uses `asyncio.wait_for`, which may swallow a cancellation.
             return await heard(request(*values))
-        except MySQLError as error:
-            self.monitor.failed(error)
-            raise
-        except BaseException:
-            # Cancelled between a question and its answer: the next one who asks would get that answer.
-            break_off(self)
-            raise
+
+    def _break_off(self) -> None:
+        break_off(self)
 
 
 def break_off(connection: Any) -> None:
-    """Close a connection at once; asyncmy's own `close` lets it still pass as connected."""
+    """Close a connection at once; after asyncmy's own `close` it would still count as connected."""
     if isinstance(connection, Watched):
         connection.monitor.broken = True
     connection._close_on_cancel()
 
 
 def in_transaction(connection: Any) -> bool:
-    """Whether one is open, by the server's last answer."""
+    """Return whether a transaction is open, by the server's last reply."""
     last = getattr(connection, "_result", None)
     if last is not None and last.rows is None and not last.unbuffered_active and not last.server_status:
-        # asyncmy overlooks flags that are all off: autocommit off, and nothing open.
+        # asyncmy ignores flags that are all off: autocommit off, and no transaction open.
         return False
     return bool(connection.server_status & IN_TRANSACTION)
 
 
 def is_closed(connection: Any) -> bool:
-    """Whether it was closed by hand: what is lost, or cut off by a cancellation, has a reason, or keeps its stream."""
+    """Return whether it was closed by hand: a lost or cancelled connection has a reason, or keeps its stream."""
     return connection._transport is None and connection._close_reason is None
 
 
 class AsyncmyConnection(mysql.Adapter):
-    """An `AsyncConnection` on a connection whose transactions are its owner's."""
+    """An `AsyncConnection` around a connection whose transactions belong to its owner."""
 
     spoils_gently = False
     _run = staticmethod(run_async)
-    _errors = errors
+    _driver_error = MySQLError
+    _operational_error = OperationalError
 
     async def _execute(self, text: str, *, rows: bool = False) -> Reply:
         async with self._cursor() as cursor:
@@ -109,7 +106,7 @@ class AsyncmyConnection(mysql.Adapter):
 
     @asynccontextmanager
     async def _cursor(self) -> AsyncIterator[Any]:
-        """A plain cursor with plain values, whatever the connection's owner wants for itself."""
+        """Open a plain cursor with plain values, whatever converters the connection's owner has set."""
         connection = self.connection
         wanted = connection._decoders, connection._use_unicode
         connection._decoders, connection._use_unicode = _DECODERS, True
@@ -135,7 +132,7 @@ class AsyncmyConnection(mysql.Adapter):
 
 
 class OwnConnection(mysql.OwnAdapter, AsyncmyConnection):
-    """An `AsyncConnection` on a connection of our own."""
+    """An `AsyncConnection` around a connection of our own."""
 
     connection: Watched
 
@@ -155,7 +152,7 @@ async def for_transactions(settings: Settings) -> TransactionConnection:
 
 
 async def beside(connection: Any, database: str) -> OwnConnection:
-    """On another connection to where this one is: for what must not be done in a caller's transaction."""
+    """Open another connection to the same server, for work that must stay out of a caller's transaction."""
     other = Watched(
         host=connection._host,
         port=connection._port,
@@ -193,7 +190,7 @@ async def _connected(settings: Settings, **options: Any) -> Watched:
     if settings.tls_mode == "preferred" and settings.unix_socket is None:
         connection.prefer_tls(unverified())
     try:
-        # It bounds the greeting, too, which asyncmy's own connect_timeout does not.
+        # Bounds the greeting, too, which asyncmy's own connect_timeout does not.
         async with asyncio.timeout(settings.connect_timeout):
             await connection.connect()
     except TimeoutError as error:

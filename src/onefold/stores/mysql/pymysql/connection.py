@@ -1,4 +1,4 @@
-"""PyMySQL: our adapters around one of its connections, of our own or of a caller's."""
+"""PyMySQL: our adapters around its connections, our own or a caller's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from pymysql import err
 from pymysql.connections import Connection
 from pymysql.constants import CLIENT
 from pymysql.converters import conversions
@@ -32,22 +31,20 @@ def classify(error: BaseException) -> ErrorInfo | None:
 
 
 class Watched(mysql.Watched, Connection):
-    """A connection of our own."""
+    """A connection of our own that monitors its transaction."""
 
     _closed: bool
     server_status: int
     ctx: ssl.SSLContext
     _read_timeout: float | None
+    _driver_error = MySQLError
 
     def _seen(self, request: Callable[..., T], *values: Any) -> T:
-        try:
+        with self._noted():
             return request(*values)
-        except MySQLError as error:
-            self.monitor.failed(error)
-            raise
-        except BaseException:
-            break_off(self)
-            raise
+
+    def _break_off(self) -> None:
+        break_off(self)
 
 
 def in_transaction(connection: Any) -> bool:
@@ -55,23 +52,24 @@ def in_transaction(connection: Any) -> bool:
 
 
 def break_off(connection: Connection[Any]) -> None:
-    """After an interrupt between a question and its answer, the next one who asks would get that answer."""
+    """Close a connection after an interrupt between request and reply: the next request would read that reply."""
     with suppress(Exception):
         connection.close()
 
 
 class PymysqlConnection(mysql.Adapter):
-    """A `Connection` on a connection whose transactions are its owner's."""
+    """A `Connection` around a connection whose transactions belong to its owner."""
 
     _run = staticmethod(run)
-    _errors = err
+    _driver_error = MySQLError
+    _operational_error = OperationalError
 
     def _execute(self, text: str, *, rows: bool = False) -> Reply:
         with self._cursor() as cursor:
             cursor.execute(text)
             found = cursor.fetchall() if rows else ()
             if rows and cursor.description[-1][0] == "@@in_transaction":
-                # PyMySQL takes no flags from an answer with rows.
+                # PyMySQL does not read the flags of a reply with rows.
                 opened = IN_TRANSACTION if int(found[0][-1]) else 0
                 self.connection.server_status = self.connection.server_status & ~IN_TRANSACTION | opened
             return Reply(cursor.rowcount, found)
@@ -86,7 +84,7 @@ class PymysqlConnection(mysql.Adapter):
 
     @contextmanager
     def _cursor(self) -> Iterator[Cursor]:
-        """A plain cursor with plain values, whatever the connection's owner wants for itself."""
+        """Open a plain cursor with plain values, whatever converters the connection's owner has set."""
         connection = self.connection
         wanted = connection.decoders, connection.use_unicode
         connection.decoders, connection.use_unicode = _DECODERS, True
@@ -126,7 +124,7 @@ class PymysqlConnection(mysql.Adapter):
 
 
 class OwnConnection(mysql.OwnAdapter, PymysqlConnection):
-    """A `Connection` on a connection of our own."""
+    """A `Connection` around a connection of our own."""
 
     connection: Watched
 
@@ -136,7 +134,7 @@ class TransactionConnection(mysql.TransactionAdapter, OwnConnection):
 
 
 def for_operations(settings: Settings) -> OwnConnection:
-    # Several statements in one message; safe where nobody else writes any.
+    # Several statements in one message; safe because nobody else writes any.
     return OwnConnection(
         _connected(settings, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS, timeout=settings.read_timeout)
     )
@@ -149,7 +147,7 @@ def for_transactions(settings: Settings) -> TransactionConnection:
 
 
 def beside(connection: Any, database: str) -> OwnConnection:
-    """On another connection to where this one is: for what must not be done in a caller's transaction."""
+    """Open another connection to the same server, for work that must stay out of a caller's transaction."""
     tls: dict[str, Any] = {"ssl": connection.ctx} if connection._secure and connection.ssl else {"ssl_disabled": True}
     return OwnConnection(
         Watched(
@@ -182,7 +180,7 @@ def _connected(settings: Settings, *, timeout: float | None = None, **options: A
         charset="utf8mb4",
         program_name="onefold",
         connect_timeout=settings.connect_timeout,
-        # It bounds the greeting, too, which connect_timeout does not.
+        # Bounds the greeting, too, which connect_timeout does not.
         read_timeout=settings.connect_timeout,
         ssl=settings.tls,
         ssl_disabled=settings.tls is None,
@@ -190,7 +188,7 @@ def _connected(settings: Settings, *, timeout: float | None = None, **options: A
         **options,
     )
     if settings.tls_mode == "preferred":
-        # As PyMySQL does it by itself, but for a context that is made once: reading certificates takes long.
+        # As PyMySQL itself does, but with a context that is created once: loading certificates takes long.
         connection.ssl, connection.ctx = True, unverified()
     try:
         connection.connect()

@@ -1,4 +1,4 @@
-"""The fragments of which MySQL's and MariaDB's statements are made, with the server's clock."""
+"""The fragments of MySQL's and MariaDB's statements, with the server's clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onefold.stores.sql.records import ADDRESS, ALIVE, AT, READ, TABLE, WRITTEN
 from onefold.stores.sql.statements import columns, values
 
 # The server's own clock in seconds, with microseconds. In UTC, because the hour in which local clocks are set back
-# comes twice. The beginning of the statement, because each mention of SYSDATE() is another moment: a record could be
-# expired in one column and not yet in the next. A statement that waits for a row counts its lease from before the
-# wait, as its worker does.
+# occurs twice. The start of the statement, because each mention of SYSDATE() is another time: a record could be expired
+# in one column and not yet in the next. A statement that waits for a row counts its lease from before the wait, as its
+# worker does.
 NOW: Final = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)"
 
 _CLOCK: Final = re.compile(r":now\b")
@@ -20,11 +20,11 @@ _WORD: Final = re.compile(r"(?<!\w)'(\w+)'")
 
 
 def render(statement: str) -> str:
-    """With the server's clock, with `key` quoted, and with words that are bytes whatever the session's charset."""
+    """Render the server's clock, quote `key`, and make literals bytes whatever the session's charset."""
     return _WORD.sub(r"_binary'\1'", _KEY.sub("`key`", _CLOCK.sub(NOW, statement)))
 
 
-# Assignments are made from the left to the right, and each sees those before it: `expires`, which decides, comes last.
+# Assignments run from left to right, and each sees those before it: `expires`, which decides, comes last.
 _UNLESS_ALIVE: Final = ", ".join(
     f"{column} = IF(expires <= :now, VALUES({column}), {column})"
     for column in sorted(WRITTEN, key=lambda column: column == "expires")

@@ -1,7 +1,7 @@
-"""From values to the text of a statement, and from rows to records, for MySQL and MariaDB.
+"""Convert values to the text of a statement, and rows to records, for MySQL and MariaDB.
 
 Nothing here depends on a session's character set, time zone or SQL mode, nor on a driver's converters: text and bytes
-are sent as hexadecimal digits, and what comes back is brought into its form here.
+are sent as hexadecimal digits, and results are converted here.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
@@ -16,23 +16,23 @@ from onefold._model import KEY_MAX, OPERATION_MAX, SCOPE_MAX
 from onefold.errors import UsageError
 from onefold.stores.mysql.errors import DUPLICATE, number_of
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.records import KINDS_READ, PLACE, TABLE, Parameters, located
+from onefold.stores.sql.records import KINDS_READ, PLACEHOLDER, TABLE, Parameters, located
 
 T = TypeVar("T")
 
-# A batch is sent in statements of about this size. Servers take packets of 4 MiB (MySQL 5.7) to 64 MiB, and one result
-# of 1 MiB, the usual limit, has 2 MiB of hexadecimal digits.
+# A batch is sent in statements of about this size. Servers accept packets of 4 MiB (MySQL 5.7) to 64 MiB, and one
+# result of 1 MiB, the default limit, has 2 MiB of hexadecimal digits.
 STATEMENT_BYTES: Final = 1 << 20
 
-# What every server takes in one packet, so that nobody has to ask.
+# The size that every server accepts in one packet, so that the limit need not be queried.
 PACKET_SURE: Final = 1_000_000
 
-# A session may be in a mode in which the server cuts what is too long, and says nothing.
+# In some SQL modes the server silently truncates values that are too long.
 LONGEST: Final = {"scope": SCOPE_MAX, "operation": OPERATION_MAX, "key": KEY_MAX}
 
 
 def filled(request: SqlRequest, where: str = "") -> str:
-    """The statement with its values in it: there is nothing left that a driver or a session could interpret.
+    """Return the statement with its values inlined, leaving nothing for a driver or a session to interpret.
 
     `where` is as in `located`.
     """
@@ -46,22 +46,22 @@ def filled(request: SqlRequest, where: str = "") -> str:
 # There are some twenty statements, and pages have a few forms.
 @lru_cache(maxsize=128)
 def _parts(statement: str, where: str) -> tuple[str, ...]:
-    """Text and names in turn."""
-    parts = PLACE.split(statement)
+    """Split a statement into alternating text and parameter names."""
+    parts = PLACEHOLDER.split(statement)
     parts[::2] = [located(text, where) for text in parts[::2]]
     return tuple(parts)
 
 
 def _checked(name: str, value: Any) -> str:
     text = literal(value)
-    # Two digits a byte, and X'' around them.
+    # Two digits per byte, and X'' around them.
     if name in LONGEST and len(text) > 2 * LONGEST[name] + 3:
         raise UsageError(f"{name}= has {len(text) // 2 - 1} bytes of UTF-8, and the limit is {LONGEST[name]}")
     return text
 
 
 class Name(str):
-    """A name of ours in a statement, and no value: that of a savepoint."""
+    """A name of ours in a statement, not a value: that of a savepoint."""
 
     __slots__ = ()
 
@@ -83,25 +83,25 @@ def literal(value: str | bytes | float | None) -> str:
             return f"X'{value.hex()}'"
         case float():
             text = repr(value)
-            # Without an exponent it would be a decimal number.
+            # Without an exponent it would be a decimal.
             return text if "e" in text else f"{text}e0"
     return str(int(value))
 
 
 class Many(NamedTuple):
-    """A statement about many records, in two halves: between them stands a table of their values, and ours."""
+    """A statement about many records, in two halves: between them go a table of their values, and our table."""
 
     before: str
     after: str
 
 
 def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> list[SqlRequest]:
-    """The statement for many records: what stood for a value becomes a column of a table that is sent along.
+    """Return the statements for many records: each placeholder becomes a column of a table that is sent along.
 
-    Records are looked up, and locked, in the order of the rows: two batches that overlap do not wait for each other.
+    Records are looked up, and locked, in the order of the rows, so that two overlapping batches do not deadlock.
     """
-    names = sorted(set(PLACE.findall(" ".join(halves))))
-    before, after = (PLACE.sub(r"asked_\1", half) for half in halves)
+    names = sorted(set(PLACEHOLDER.findall(" ".join(halves))))
+    before, after = (PLACEHOLDER.sub(r"asked_\1", half) for half in halves)
     selects = (f"SELECT {', '.join(_typed(_checked(name, row[name])) for name in names)}" for row in rows)
     named = ", ".join(f"NULL AS asked_{name}" for name in names)
     return [
@@ -116,12 +116,12 @@ def many(halves: Many, rows: Sequence[Parameters], *, back: bool = False) -> lis
 
 
 def _typed(text: str) -> str:
-    """In a UNION, MariaDB (10.11 does) cuts bare hexadecimal digits of more than 64 KiB, and says nothing."""
+    """Mark hexadecimal digits as binary: in a UNION, MariaDB 10.11 silently truncates bare ones at 64 KiB."""
     return f"_binary {text}" if text.startswith("X") else text
 
 
 def batches_due(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Parts of a batch, each small enough for one statement."""
+    """Yield the parts of a batch, each small enough for one statement."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -135,7 +135,7 @@ def batches_due(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def in_one(*statements: str) -> str:
-    """Several statements as one, of which none follows a failed one; on MariaDB, and without `MULTI_STATEMENTS`."""
+    """Combine statements so that none runs after a failed one; MariaDB only, without `MULTI_STATEMENTS`."""
     return f"BEGIN NOT ATOMIC {'; '.join(statements)}; END"
 
 
@@ -143,7 +143,7 @@ def in_one(*statements: str) -> str:
 
 
 def read_well(flow: SqlFlow[T]) -> SqlFlow[T]:
-    """Between a flow and its connection: rows are brought into their form, and a duplicate is an answer."""
+    """Convert the rows between a flow and its connection, and turn a duplicate-key error into a reply."""
     try:
         request = next(flow)
         while True:
@@ -170,13 +170,13 @@ _FORMS: Final[dict[str, Callable[[Any], Any]]] = {
     "flag": int,
 }
 
-# The form of the columns in `READ`, and of those before them where the address is read, too.
+# The converters of the columns in `READ`, and with the address before them.
 _RECORD: Final = tuple(_FORMS[kind] for kind in KINDS_READ)
 _ADDRESSED: Final = (_text, _text, _text, *_RECORD)
 
 
 def as_read(row: Sequence[Any]) -> list[Any]:
-    """The columns of a record in their form, whatever converters the connection has."""
+    """Convert the columns of a record, whatever converters the connection has."""
     forms = _ADDRESSED if len(row) >= len(_ADDRESSED) else _RECORD
-    # A column more is for the connection.
+    # An extra column is for the connection.
     return [None if cell is None else form(cell) for cell, form in zip(row, forms, strict=False)]

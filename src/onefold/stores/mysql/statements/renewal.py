@@ -1,6 +1,6 @@
-"""The renewal of many claims on MySQL and MariaDB, which waits for nobody's row but for a moment.
+"""The renewal of many claims on MySQL and MariaDB, with only a short wait for locked rows.
 
-A transaction that has met a running key keeps its row locked until it ends, and InnoDB would wait for that for 50 s.
+A transaction that has met a running key keeps its row locked until it ends, and InnoDB would wait 50 s for that.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, and of values as hexadecimal digits
@@ -19,23 +19,23 @@ from onefold.stores.sql.locked import WAIT_SECONDS, RowHeld, turns
 from onefold.stores.sql.records import ADDRESS, AT, TABLE, Parameters, at, of_address, of_claim, of_notes, put, records
 from onefold.stores.sql.statements import LIVE, RENEWED, assigned
 
-# A row that was locked may be free, and another locked, by the time that it is written.
+# By the time of the write, a locked row may be free, and another locked.
 ROUNDS_MAX: Final = 3
 
 # InnoDB counts its waits in whole seconds.
 WAIT_LEAST: Final = WAIT_SECONDS
 
-# InnoDB locks whatever it looks at, and of a small table a server would rather look at everything.
+# InnoDB locks every row that it scans, and would rather scan a small table completely.
 _BY_KEY: Final = "FORCE INDEX (PRIMARY)"
 
 _WANTED: Final = (*ADDRESS, "lease", "ttl")
 
-# LIMIT, because a server would merge what has none into the statement around it, and the lock would be forgotten.
+# LIMIT, because without it the server merges the subquery into the outer statement and drops its lock.
 _HELD_FAST: Final = Many(
     f"SELECT {', '.join(f':{name} AS free_{name}' for name in _WANTED)} FROM",
     render(f"{_BY_KEY} WHERE {LIVE}") + " LIMIT 1000000 FOR UPDATE NOWAIT",
 )
-# Many at once are renewed without notes.
+# A batch renews without notes.
 _RENEWED: Final = put(
     render(assigned({name: value for name, value in RENEWED.items() if name != "notes"})), lambda name: f"free_{name}"
 )
@@ -47,12 +47,12 @@ _AT_FREE: Final = render(at("free_"))
 
 
 def _renewing(free: str) -> str:
-    """Return the statement that renews the records which this one has locked."""
+    """Return the statement that renews the records locked by this subquery."""
     return f"UPDATE ({free}) AS free STRAIGHT_JOIN {TABLE} {_BY_KEY} SET {_RENEWED} WHERE {_AT_FREE}"
 
 
 class Renews(Protocol):
-    """What a dialect has for it."""
+    """The parts of a dialect that a renewal needs."""
 
     renew: str
     look_many: Many
@@ -61,33 +61,33 @@ class Renews(Protocol):
 
 
 def extend_all(sql: Renews, claims: Sequence[Claim], shortest: float) -> SqlFlow[list[bool | None]]:
-    """Renew all in one statement. Where a row is locked, those that are not, and then each of the others by itself."""
-    everyone = sorted(range(len(claims)), key=lambda settings: claims[settings].address.parts)
+    """Renew all in one statement. If a row is locked, renew the unlocked ones, then each of the others by itself."""
+    everyone = sorted(range(len(claims)), key=lambda index: claims[index].address.parts)
     written = yield from _renewed(claims, everyone)
     if written == len(claims):
         return [True] * len(claims)
     if written is not None:
         ours = yield from _still_ours(sql, claims, everyone)
-        return [settings in ours for settings in range(len(claims))]
+        return [index in ours for index in range(len(claims))]
     free = yield from _renewed_apart(claims, everyone)
-    answers: list[bool | None] = [settings in free for settings in range(len(claims))]
-    locked = yield from _still_ours(sql, claims, [settings for settings in everyone if settings not in free])
-    for settings in locked:
-        answers[settings] = None
+    answers: list[bool | None] = [index in free for index in range(len(claims))]
+    locked = yield from _still_ours(sql, claims, [index for index in everyone if index not in free])
+    for index in locked:
+        answers[index] = None
     chosen, seconds = turns(claims, locked, WAIT_LEAST, shortest)
-    for settings in chosen:
-        answers[settings] = yield from _renewed_in_turn(sql, claims[settings], int(seconds))
-    # Most locks last for a moment: of duplicates that have met the key.
-    for settings in (yield from _renewed_apart(claims, [settings for settings in locked if answers[settings] is None])):
-        answers[settings] = True
+    for index in chosen:
+        answers[index] = yield from _renewed_in_turn(sql, claims[index], int(seconds))
+    # Most locks are brief: those of duplicates that have met the key.
+    for index in (yield from _renewed_apart(claims, [index for index in locked if answers[index] is None])):
+        answers[index] = True
     return answers
 
 
-def _renewed(claims: Sequence[Claim], places: Iterable[int]) -> SqlFlow[int | None]:
-    """Renew those of these that are ours; how many they are, or None: one of them is locked."""
-    rows = [of_claim(claims[settings]) for settings in places]
+def _renewed(claims: Sequence[Claim], indexes: Iterable[int]) -> SqlFlow[int | None]:
+    """Renew those of these that are ours; return how many, or None if one of them is locked."""
+    rows = [of_claim(claims[index]) for index in indexes]
     written = 0
-    # One by one, and not in one transaction: each statement is good by itself.
+    # Sent separately, not in one transaction: each statement is valid by itself.
     for free in many(_HELD_FAST, rows) if rows else ():
         try:
             reply: Reply = yield SqlRequest(_renewing(free.statement), {})
@@ -99,25 +99,25 @@ def _renewed(claims: Sequence[Claim], places: Iterable[int]) -> SqlFlow[int | No
     return written
 
 
-def _renewed_apart(claims: Sequence[Claim], places: Sequence[int]) -> SqlFlow[set[int]]:
-    """Renew those that are ours and that nobody has locked; which they are."""
-    for _ in range(ROUNDS_MAX if places else 0):
-        rows: list[Parameters] = [of_claim(claims[settings]) | {"number": settings} for settings in places]
+def _renewed_apart(claims: Sequence[Claim], indexes: Sequence[int]) -> SqlFlow[set[int]]:
+    """Renew those that are ours and unlocked; return which they are."""
+    for _ in range(ROUNDS_MAX if indexes else 0):
+        rows: list[Parameters] = [of_claim(claims[index]) | {"number": index} for index in indexes]
         free: set[int] = set()
         for request in many(_FREE, rows, back=True):
             reply: Reply = yield request
             free |= {int(row[0]) for row in reply.rows}
-        written = yield from _renewed(claims, [settings for settings in places if settings in free])
+        written = yield from _renewed(claims, [index for index in indexes if index in free])
         if written == len(free):
             return free
     return set()
 
 
-def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> SqlFlow[list[int]]:
-    """Which of these are ours still, by a read that waits for nobody."""
+def _still_ours(sql: Renews, claims: Sequence[Claim], indexes: Sequence[int]) -> SqlFlow[list[int]]:
+    """Return which of these claims are still ours, by a read that takes no lock."""
     found: dict[Address, Record] = {}
     requests = (
-        many(sql.look_many, [of_address(claims[settings].address) for settings in places], back=True) if places else []
+        many(sql.look_many, [of_address(claims[index].address) for index in indexes], back=True) if indexes else []
     )
     for request in requests:
         reply: Reply = yield request
@@ -127,14 +127,14 @@ def _still_ours(sql: Renews, claims: Sequence[Claim], places: Sequence[int]) -> 
         one = found.get(address)
         return one is not None and one.token == token and one.is_renewable
 
-    return [settings for settings in places if is_ours(claims[settings].address, claims[settings].token)]
+    return [index for index in indexes if is_ours(claims[index].address, claims[index].token)]
 
 
 def at_once(sql: Renews, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
-    """Write one record without waiting for its row: it is looked at before, as InnoDB's shortest wait is a second."""
+    """Write one record without waiting for its row; test the lock first, as InnoDB's shortest wait is a second."""
     try:
         yield SqlRequest(_HELD_NOW, of_address(claim.address), rows=True)
-        # Somebody may lock it in between.
+        # Another transaction may lock it in between.
         return (yield from sql.waiting(request, int(WAIT_LEAST)))
     except Exception as error:
         if number_of(error) not in LOCKED:
@@ -143,7 +143,7 @@ def at_once(sql: Renews, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
 
 
 def _renewed_in_turn(sql: Renews, claim: Claim, seconds: int) -> SqlFlow[bool | None]:
-    """Renew one that is locked; None: it is locked still."""
+    """Renew a locked claim; return None if it is still locked."""
     try:
         reply: Reply = yield from sql.waiting(SqlRequest(sql.renew, of_claim(claim) | of_notes(None)), seconds)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""asyncpg: an adapter around a connection of our own, on one that a caller's pool lends, or on a caller's.
+"""asyncpg: an adapter around a connection of our own, of a caller's pool, or of a caller's transaction.
 
-asyncpg has no public way to ask around the codecs that a caller has set, and none to learn what the server answered to
-a COMMIT. The few private names that this takes are here, and in `_asyncpg_pools` and `transactions/asyncpg.py`.
+asyncpg has no public way to bypass the codecs that a caller has set, or to learn the server's reply to a COMMIT. The
+few private names that this needs are used here, and in `pool` and `joined`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.records import in_numbers, located
 
-# A goodbye that nobody answers.
+# How long to wait for the server when closing.
 CLOSE_SECONDS: Final = 5.0
 
 
 class Own(asyncpg.Connection):
-    """A connection of our own. By itself asyncpg does not tell what was closed from what was lost."""
+    """A connection of our own. asyncpg itself does not distinguish a closed connection from a lost one."""
 
     closed_by_hand = False
 
@@ -39,18 +39,18 @@ class Own(asyncpg.Connection):
 
 
 class AsyncpgConnection:
-    """An adapter around a connection. asyncpg is always in autocommit mode, but for transactions that are begun."""
+    """An adapter around a connection. asyncpg is in autocommit mode except inside explicit transactions."""
 
     spoils_gently = True
 
     def __init__(self, connection: Any, isolation: str | None = None, where: str = "") -> None:
-        # What a pool lends is a shell around the connection.
+        # A pool lends a proxy around the connection.
         self.connection = connection
         self._inner = inner(connection)
         self._isolation = isolation
-        # In front of our tables; empty: they are where the session looks first.
+        # The qualifier of our tables; empty: the first schema of the session's search path.
         self._where = where
-        # Somebody was interrupted while the server was at work: what it did is not known.
+        # Interrupted while the server was working: the outcome of the statement is unknown.
         self._interrupted = False
 
     async def send(self, request: SqlRequest) -> Reply:
@@ -68,9 +68,9 @@ class AsyncpgConnection:
                     record_class=asyncpg.Record,
                 )
         except asyncpg.InFailedSQLTransactionError as error:
-            # asyncpg does not tell by itself that a statement has failed before.
+            # asyncpg itself does not report that an earlier statement has failed.
             raise UsageError(ABORTED) from error
-        # The last word of `UPDATE 1`.
+        # The last word of a status such as `UPDATE 1`.
         return Reply(0, rows) if request.rows else Reply(_number(status.decode()))
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
@@ -83,7 +83,7 @@ class AsyncpgConnection:
 
     async def begin(self) -> None:
         self._check_open()
-        # A handler that has ended the last one by hand has left its mark.
+        # A handler that ended the last transaction by hand has left this set.
         self._inner._top_xact = None
         # Through asyncpg, so that a handler's own `tx.transaction()` becomes a savepoint.
         with self._marked():
@@ -98,14 +98,14 @@ class AsyncpgConnection:
         await self._commit("COMMIT")
 
     async def commit_if(self, check: str) -> None:
-        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
+        """Commit unless the check fails, in one message: a query without parameters may hold several statements."""
         await self._commit(f"{located(check, self._where)}; COMMIT")
 
     async def _commit(self, statement: str) -> None:
         self._check_open()
         answer = await self._ended_by(statement)
         if answer != "COMMIT":
-            # A transaction in which a statement has failed is rolled back, and asyncpg does not say so.
+            # A transaction with a failed statement is rolled back, and asyncpg does not report it.
             raise UsageError(ABORTED)
 
     async def rollback(self) -> None:
@@ -117,7 +117,7 @@ class AsyncpgConnection:
             with self._marked():
                 return str(await self._inner.execute(statement))
         except TimeoutError as error:
-            # Nobody knows what became of it: as if the connection had been lost.
+            # The outcome is unknown: treat the connection as lost.
             self._interrupted = True
             raise asyncpg.ConnectionDoesNotExistError("no answer to the end of the transaction") from error
         except asyncpg.InFailedSQLTransactionError as error:
@@ -127,11 +127,11 @@ class AsyncpgConnection:
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        """Note an interrupt: also a BEGIN may have reached the server, before asyncpg believes in a transaction."""
+        """Mark the connection on an interrupt: even a BEGIN may have reached the server before asyncpg records it."""
         try:
             yield
         except asyncpg.InternalClientError:
-            # The last word of a server that was ended came as we began to ask: asyncpg cannot make sense of it.
+            # A terminated server's last message arrived as we began a request: asyncpg cannot make sense of it.
             self._interrupted = True
             raise
         except Exception:
@@ -147,7 +147,7 @@ class AsyncpgConnection:
             return (
                 TransactionStatus.CLOSED if getattr(self._inner, "closed_by_hand", False) else TransactionStatus.BROKEN
             )
-        # It does not say whether a statement has failed in it.
+        # asyncpg does not show whether a statement has failed in the transaction.
         return TransactionStatus.OPEN if self._inner.is_in_transaction() else TransactionStatus.IDLE
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class AsyncpgConnection:
         if self._inner.is_closed() or not self._inner.is_in_transaction():
             return
         try:
-            # asyncpg waits by itself until the server has ended what was interrupted.
+            # asyncpg itself waits until the server has ended the interrupted statement.
             await self._inner.execute(SPOILING)
         except asyncpg.PostgresError:
             return
@@ -172,7 +172,7 @@ class AsyncpgConnection:
         self._inner.terminate()
 
     def forget_transaction(self) -> None:
-        """Let asyncpg believe what the server says, and not what a handler has left behind."""
+        """Make asyncpg trust the server's transaction status over what a handler has left behind."""
         self._inner._top_xact = None
 
     def _check_open(self) -> None:
@@ -181,7 +181,7 @@ class AsyncpgConnection:
 
 
 def inner(connection: Any) -> Any:
-    """The connection inside of what a pool lends."""
+    """Return the connection inside a pool's proxy."""
     return getattr(connection, "_con", connection)
 
 
@@ -189,7 +189,7 @@ register("asyncpg", inner)
 
 
 def classify(error: BaseException) -> ErrorInfo | None:
-    """What an error of asyncpg means; None: it is not asyncpg's."""
+    """Classify an error of asyncpg; return None for any other."""
     if isinstance(error, asyncpg.PostgresError):
         return meaning(error.sqlstate, str(error))
     if isinstance(error, asyncpg.InternalClientError):

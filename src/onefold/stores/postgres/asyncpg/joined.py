@@ -1,4 +1,4 @@
-"""asyncpg: inside the transaction of a caller's connection, which may be lent by a pool."""
+"""asyncpg: inside the transaction of a caller's connection, which may come from a pool."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.joined import AsyncJoinedRecords
 from onefold.stores.sql.pool import AsyncOneOff
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 
-# Another connection to the same server is opened at once, or not at all.
+# A second connection to the same server opens quickly, or not at all.
 CONNECT_SECONDS: Final = 5.0
 
 
-def join(connection: Any, record: Column | None, *, is_async: bool) -> AsyncJoinedRecords:
-    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> AsyncJoinedRecords:
+    """Return the store that works inside this connection's transaction. Raise `NotInTransaction` if there is none."""
     if not is_async:
         raise UsageError(f"within({type(connection).__name__}): asyncpg is for an AsyncGuard. Nothing ran")
     if isinstance(connection, asyncpg.Pool):
         raise UsageError("within(Pool): pass one of its connections: `async with pool.acquire() as connection`")
     if not connection.is_in_transaction():
         not_in_transaction("Enter `async with connection.transaction()` before")
-    settings = _database_id(inner(connection))
-    database = Database(POSTGRES, f"postgresql://{settings[0]}/{settings[1]}", classify, lock=LOCK)
+    database_id = _database_id(inner(connection))
+    database = Database(POSTGRES, f"postgresql://{database_id[0]}/{database_id[1]}", classify, lock=LOCK)
     conn = AsyncpgConnection(connection)
     if record is not None:
         return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), conn)
-    return AsyncCallersRecords(database, conn, settings, AsyncOneOff(partial(_beside, inner(connection))))
+    return AsyncCallersRecords(database, conn, database_id, AsyncOneOff(partial(_beside, inner(connection))))
 
 
 def _database_id(connection: Any) -> DatabaseId:
-    """What asyncpg remembers of how it was opened."""
+    """Return the server, database and user that asyncpg was connected with."""
     parameters, address = connection._params, connection._addr
     server = ":".join(map(str, address)) if isinstance(address, tuple) else str(address)
     return server, parameters.database, parameters.user
@@ -62,6 +62,6 @@ async def _beside(connection: Any) -> AsyncpgConnection:
 
 
 def _encryption(parameters: Any) -> Any:
-    """A context alone would insist on encryption, also where it was only preferred."""
+    """Return the TLS setting: the context alone would insist on encryption even where it was only preferred."""
     mode = parameters.sslmode.name
     return mode if mode in ("disable", "allow", "prefer") else parameters.ssl

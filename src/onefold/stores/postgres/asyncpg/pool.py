@@ -1,9 +1,9 @@
-"""asyncpg's connections: opened for a pool of ours, or lent by a pool of the caller's."""
+"""asyncpg's connections: opened for a pool of ours, or borrowed from a pool of the caller's."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import asyncpg
@@ -12,35 +12,35 @@ from onefold.errors import StoreUnavailable
 from onefold.stores.postgres.asyncpg.connection import CLOSE_SECONDS, AsyncpgConnection, Own, classify
 from onefold.stores.postgres.errors import meaning, one_line
 from onefold.stores.postgres.session import QUESTION, Session
-from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Settings, check_options, unreadable
+from onefold.stores.postgres.urls import (
+    APPLICATION,
+    ASYNCPG_OPTIONS,
+    CONNECT_SECONDS,
+    Settings,
+    check_options,
+    unreadable,
+)
 from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import PATIENCE, AsyncReserve
 
 __all__ = ["AsyncOpener", "CallersPool", "classify"]
 
-# How many statements a connection keeps prepared, as asyncpg has it by itself.
+# How many prepared statements a connection caches; asyncpg's own default.
 PREPARED_MAX: Final = 100
-
-# What asyncpg reads from a URL. Whatever else it finds there it sends to the server as a setting.
-URL_OPTIONS: Final = (
-    *("application_name", "database", "dbname", "gsslib", "host", "krbsrvname", "options", "passfile", "password"),
-    *("port", "service", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcert", "sslcrl", "sslkey"),
-    *("sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
-)
 
 
 class AsyncOpener:
     """Opens connections."""
 
     def __init__(self, settings: Settings) -> None:
-        check_options(settings, list(URL_OPTIONS))
-        self._place = settings
+        check_options(settings, ASYNCPG_OPTIONS)
+        self._settings = settings
         self._isolation = settings.isolation and settings.isolation.replace(" ", "_")
         self._session = Session(settings)
 
     async def __call__(self) -> AsyncpgConnection:
         session = self._session
-        # Without a cache until it is known: behind a pooler there must be none.
+        # Connect without a cache until the session is known: behind a pooler there must be none.
         prepares = bool(session.prepare)
         connection = await self._connected(prepare=prepares)
         if not session.is_known:
@@ -57,21 +57,21 @@ class AsyncOpener:
     async def _connected(self, *, prepare: bool) -> Any:
         try:
             return await asyncpg.connect(
-                self._place.url,
+                self._settings.url,
                 timeout=CONNECT_SECONDS,
                 connection_class=Own,
                 statement_cache_size=PREPARED_MAX if prepare else 0,
-                server_settings={"application_name": self._place.options.get("application_name", APPLICATION)},
+                server_settings={"application_name": self._settings.options.get("application_name", APPLICATION)},
             )
         except (asyncpg.ClientConfigurationError, ValueError):
             # Without its cause, which quotes the URL.
             raise unreadable() from None
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise unreachable(self._place.name, error) from error
+            raise unreachable(self._settings.name, error) from error
 
 
 class CallersPool:
-    """A pool of the caller's. What it gets back it resets by itself, for one more message."""
+    """A pool of the caller's. It resets each returned connection itself, at the cost of one more message."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -84,10 +84,11 @@ class CallersPool:
         finally:
             conn.forget_transaction()
             if conn.transaction_status() is not TransactionStatus.IDLE:
-                # The pool replaces what is closed.
+                # The pool replaces closed connections.
                 conn.abandon()
-            # Shielded by the pool itself.
-            await self._pool.release(conn.connection)
+            # Shielded by the pool itself. A connection that is lost only now has done its work, and the pool ends it.
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._pool.release(conn.connection)
 
     async def _taken(self) -> Any:
         try:
@@ -100,11 +101,11 @@ class CallersPool:
             raise unreachable("PostgreSQL, through your pool", error) from error
 
     async def drop_idle(self) -> None:
-        """A connection was lost, and others with it, perhaps: the pool shall open new ones."""
+        """Make the pool open new connections: others were probably lost with this one."""
         await self._pool.expire_connections()
 
     def reserve(self) -> AsyncReserve:
-        """Return a connection outside of the pool, opened by its settings."""
+        """Return a connection outside the pool, opened with the pool's settings."""
         return AsyncReserve(self._opened)
 
     async def _opened(self) -> AsyncpgConnection:
@@ -114,7 +115,7 @@ class CallersPool:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise unreachable("PostgreSQL, by the settings of your pool", error) from error
         if pool._setup is not None:
-            # It may say where the tables are: SET ROLE, SET search_path.
+            # The setup may determine where the tables are: SET ROLE, SET search_path.
             try:
                 await pool._setup(connection)
             except BaseException:
@@ -124,7 +125,7 @@ class CallersPool:
 
 
 def unreachable(name: str, error: Exception) -> StoreUnavailable:
-    """A connection that could not be opened."""
+    """Return the error for a connection that could not be opened."""
     if isinstance(error, asyncpg.PostgresError):
         message = meaning(error.sqlstate, str(error)).message
     elif isinstance(error, TimeoutError):

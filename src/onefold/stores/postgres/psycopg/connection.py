@@ -1,14 +1,13 @@
-"""psycopg 3, sync and async: adapters around connections of our own, on those that a caller's pool lends, and to a
-caller's.
+"""psycopg 3, sync and async: adapters around connections of our own, of a caller's pool, and of a caller's transaction.
 
 Statements go through cursors of our own, so that a caller's row factories, adapters and cursor classes do not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import Any, Final
 
 import psycopg
@@ -18,6 +17,7 @@ from psycopg.postgres import types as postgres_types
 from psycopg.pq import TransactionStatus as PqStatus
 from psycopg.rows import tuple_row
 
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlRequest
@@ -26,13 +26,13 @@ from onefold.stores.sql.records import in_numbers, located
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 
-_STANDINGS: Final = {
+_STATUSES: Final = {
     PqStatus.IDLE: TransactionStatus.IDLE,
     PqStatus.INTRANS: TransactionStatus.OPEN,
     PqStatus.INERROR: TransactionStatus.ABORTED,
 }
 
-# As psycopg has them by itself: others may have changed those of a connection, or those of all.
+# psycopg's defaults: others may have changed those of a connection, or the global ones.
 _PLAIN: Final = AdaptersMap(types=postgres_types)
 register_default_adapters(_PLAIN)
 
@@ -57,25 +57,45 @@ def _numbered(statement: str, where: str) -> tuple[bytes, tuple[str, ...]]:
     return text.encode(), names
 
 
-class _Shared:
-    """What is the same sync and async: where the connection stands, and a transaction that is yet to be begun."""
+class Shared:
+    """The common part of sync and async: the rules of a transaction, and its BEGIN, which is not sent at once.
 
-    connection: Any
-    # In front of our tables; empty: they are where the session looks first.
+    Each method returns its result or, if async, an awaitable of it.
+    """
+
+    # The driver of generators, and the class of our cursors.
+    _run: Callable[[Flow[Any]], Any]
+    _new_cursor: Callable[..., Any]
+    # The qualifier of our tables; empty: the first schema of the session's search path.
     _where: str = ""
-    # A BEGIN waits for the first statement, so that both are one network message.
+    # BEGIN is delayed until the first statement, so that both are one network message.
     _waiting: bool = False
     # A transaction of ours is open, and a handler may have its connection.
     _lent: bool = False
-    # Somebody was interrupted while the server was at work: what it did is not known.
+    # Interrupted while the server was working: the outcome of the statement is unknown.
     _interrupted: bool = False
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._cursor = self._new_cursor(connection, row_factory=tuple_row)
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark the connection on an interrupt: any error but psycopg's, because a signal handler may raise it."""
+        try:
+            yield
+        except psycopg.Error:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
 
     def transaction_status(self) -> TransactionStatus:
         if self._interrupted:
             return TransactionStatus.BROKEN
         if self._waiting:
             return TransactionStatus.OPEN
-        found = _STANDINGS.get(self.connection.pgconn.transaction_status)
+        found = _STATUSES.get(self.connection.pgconn.transaction_status)
         if found is None:
             return (
                 TransactionStatus.CLOSED
@@ -83,15 +103,77 @@ class _Shared:
                 else TransactionStatus.BROKEN
             )
         if found is TransactionStatus.IDLE and self._lent:
-            # The handler has ended our transaction: nobody knows how it has left the session, so it is not used again.
+            # The handler ended our transaction, and the session may be in any state: do not reuse the connection.
             return TransactionStatus.CLOSED
         return found
 
-    def _lend(self) -> None:
-        """Let what a handler sends after a commit or rollback of its own begin a transaction, which is then undone.
+    def run(self, statement: str) -> Any:
+        return self._cursor.execute(statement.encode(), prepare=False)
 
-        In autocommit mode it would be committed at once. psycopg lets nobody leave that mode in a transaction, and to
-        leave it before would take its own BEGIN, in a message apart.
+    def begin(self) -> Any:
+        return self._run(self._begin())
+
+    def _begin(self) -> Flow[None]:
+        self._waiting = True
+        yield from ()
+
+    def commit(self) -> Any:
+        return self._run(self._end(self.connection.commit))
+
+    def rollback(self) -> Any:
+        return self._run(self._end(self.connection.rollback))
+
+    def _end(self, end: Callable[[], Any]) -> Flow[None]:
+        if not self._waited():
+            yield end
+            self._take_back()
+
+    def commit_if(self, check: str) -> Any:
+        """Commit unless the check fails, in one message: a query without parameters may hold several statements."""
+        return self._run(self._commit_if(check))
+
+    def _commit_if(self, check: str) -> Flow[None]:
+        yield partial(self.run, f"{located(check, self._where)}; COMMIT")
+        self._take_back()
+
+    def close(self) -> Any:
+        return self.connection.close()
+
+    def spoil(self) -> Any:
+        return self._run(self._spoil())
+
+    def _spoil(self) -> Flow[None]:
+        if self._is_at_rest():
+            with suppress(psycopg.Error):
+                yield partial(self.run, SPOILING)
+        if not self._cannot_be_committed():
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._interrupted = True
+        self.connection.pgconn.finish()
+
+    def _one_by_one(self, requests: list[SqlRequest]) -> Flow[list[Reply]]:
+        if self._waited():
+            yield partial(self._cursor.execute, begin_on(self.connection), prepare=False)
+            self._lend()
+        replies = []
+        for request in requests:
+            replies.append((yield partial(self.send, request)))  # noqa: PERF401 - no comprehension can yield
+        return replies
+
+    def send(self, request: SqlRequest) -> Any:
+        raise NotImplementedError
+
+    def _sent(self, cursor: Any, request: SqlRequest) -> Any:
+        statement, names = _numbered(request.statement, self._where)
+        return cursor.execute(statement, [request.values[name] for name in names], binary=True)
+
+    def _lend(self) -> None:
+        """Leave autocommit mode, so that statements after a handler's own commit or rollback can be undone.
+
+        In autocommit mode they would be committed at once. psycopg does not allow leaving that mode inside a
+        transaction, and leaving it before would make psycopg send its own BEGIN, in a separate message.
         """
         self._lent, self.connection._autocommit = True, False
 
@@ -103,53 +185,30 @@ class _Shared:
         return waited
 
     def _cannot_be_committed(self) -> bool:
-        """Whether that is certain: no transaction is open, or the server has given it up."""
+        """Return whether a commit is impossible: no transaction is open, or the server has aborted it."""
         return self.connection.pgconn.transaction_status in (PqStatus.IDLE, PqStatus.INERROR)
 
     def _is_at_rest(self) -> bool:
-        """Whether the server waits for the next statement, after an answer that was read to its end."""
+        """Return whether the server waits for the next statement, after a reply that was read to its end."""
         connection = self.connection.pgconn
         return connection.transaction_status == PqStatus.INTRANS and not connection.pipeline_status
 
-    def abandon(self) -> None:
-        self._interrupted = True
-        self.connection.pgconn.finish()
 
-    def _rendered(self, request: SqlRequest) -> tuple[bytes, Sequence[Any]]:
-        statement, names = _numbered(request.statement, self._where)
-        return statement, [request.values[name] for name in names]
+class PsycopgConnection(Shared):
+    """An adapter around a connection in autocommit mode, or around one in its caller's transaction."""
 
-    def _commit_after(self, check: str) -> bytes:
-        return f"{located(check, self._where)}; COMMIT".encode()
-
-
-class PsycopgConnection(_Shared):
-    """An adapter around a connection in autocommit mode, or on one whose transaction is its caller's."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._cursor = _Cursor(connection, row_factory=tuple_row)
+    _run = staticmethod(run)
+    _new_cursor = _Cursor
 
     def send(self, request: SqlRequest) -> Reply:
         if self._waiting:
             return self.send_all([request])[0]
-        try:
+        with self._marked():
             return _reply(self._sent(self._cursor, request), request)
-        except psycopg.Error:
-            raise
-        except BaseException:
-            # Also an `Exception`, which a signal's handler may raise wherever we are.
-            self._interrupted = True
-            raise
 
     def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
-        try:
-            return self._piped(requests) if PIPELINES else self._one_by_one(requests)
-        except psycopg.Error:
-            raise
-        except BaseException:
-            self._interrupted = True
-            raise
+        with self._marked():
+            return self._piped(requests) if PIPELINES else run(self._one_by_one(requests))
 
     def _piped(self, requests: list[SqlRequest]) -> list[Reply]:
         cursors = [_Cursor(self.connection, row_factory=tuple_row) for _ in requests]
@@ -163,75 +222,23 @@ class PsycopgConnection(_Shared):
             self._lend()
         return [_reply(cursor, request) for cursor, request in zip(cursors, requests, strict=True)]
 
-    def _one_by_one(self, requests: list[SqlRequest]) -> list[Reply]:
-        if self._waited():
-            self._cursor.execute(begin_on(self.connection), prepare=False)
-            self._lend()
-        return [self.send(request) for request in requests]
 
-    def _sent(self, cursor: _Cursor, request: SqlRequest) -> _Cursor:
-        return cursor.execute(*self._rendered(request), binary=True)
-
-    def begin(self) -> None:
-        self._waiting = True
-
-    def run(self, statement: str) -> None:
-        self._cursor.execute(statement.encode(), prepare=False)
-
-    def commit(self) -> None:
-        if not self._waited():
-            self.connection.commit()
-            self._take_back()
-
-    def commit_if(self, check: str) -> None:
-        """Commit unless the check fails: both in one message. Without values it may hold several statements."""
-        self._cursor.execute(self._commit_after(check), prepare=False)
-        self._take_back()
-
-    def rollback(self) -> None:
-        if not self._waited():
-            self.connection.rollback()
-            self._take_back()
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def spoil(self) -> None:
-        if self._is_at_rest():
-            with suppress(psycopg.Error):
-                self.run(SPOILING)
-        if not self._cannot_be_committed():
-            self.abandon()
-
-
-class AsyncPsycopgConnection(_Shared):
+class AsyncPsycopgConnection(Shared):
     """The async counterpart."""
 
     spoils_gently = True
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self.connection = connection
-        self._cursor = _AsyncCursor(connection, row_factory=tuple_row)
+    _run = staticmethod(run_async)
+    _new_cursor = _AsyncCursor
 
     async def send(self, request: SqlRequest) -> Reply:
         if self._waiting:
             return (await self.send_all([request]))[0]
-        try:
+        with self._marked():
             return await _reply_async(await self._sent(self._cursor, request), request)
-        except psycopg.Error:
-            raise
-        except BaseException:
-            self._interrupted = True
-            raise
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
-        try:
-            return await (self._piped(requests) if PIPELINES else self._one_by_one(requests))
-        except psycopg.Error:
-            raise
-        except BaseException:
-            self._interrupted = True
-            raise
+        with self._marked():
+            return await (self._piped(requests) if PIPELINES else run_async(self._one_by_one(requests)))
 
     async def _piped(self, requests: list[SqlRequest]) -> list[Reply]:
         cursors = [_AsyncCursor(self.connection, row_factory=tuple_row) for _ in requests]
@@ -245,44 +252,17 @@ class AsyncPsycopgConnection(_Shared):
             self._lend()
         return [await _reply_async(cursor, request) for cursor, request in zip(cursors, requests, strict=True)]
 
-    async def _one_by_one(self, requests: list[SqlRequest]) -> list[Reply]:
-        if self._waited():
-            await self._cursor.execute(begin_on(self.connection), prepare=False)
-            self._lend()
-        return [await self.send(request) for request in requests]
 
-    async def _sent(self, cursor: _AsyncCursor, request: SqlRequest) -> _AsyncCursor:
-        return await cursor.execute(*self._rendered(request), binary=True)
+async def opened(connect: Callable[[], Awaitable[AsyncConnection]]) -> AsyncConnection:
+    """Open a connection; if that is interrupted, it is closed at once.
 
-    async def begin(self) -> None:
-        self._waiting = True
-
-    async def run(self, statement: str) -> None:
-        await self._cursor.execute(statement.encode(), prepare=False)
-
-    async def commit(self) -> None:
-        if not self._waited():
-            await self.connection.commit()
-            self._take_back()
-
-    async def commit_if(self, check: str) -> None:
-        await self._cursor.execute(self._commit_after(check), prepare=False)
-        self._take_back()
-
-    async def rollback(self) -> None:
-        if not self._waited():
-            await self.connection.rollback()
-            self._take_back()
-
-    async def close(self) -> None:
-        await self.connection.close()
-
-    async def spoil(self) -> None:
-        if self._is_at_rest():
-            with suppress(psycopg.Error):
-                await self.run(SPOILING)
-        if not self._cannot_be_committed():
-            self.abandon()
+    psycopg leaves that to the last reference. The traceback of the interrupt is one, and may live for long.
+    """
+    try:
+        return await connect()
+    except BaseException as error:
+        error.__traceback__ = None
+        raise
 
 
 def _reply(cursor: _Cursor, request: SqlRequest) -> Reply:
@@ -294,19 +274,19 @@ async def _reply_async(cursor: _AsyncCursor, request: SqlRequest) -> Reply:
 
 
 def begin_on(connection: Connection | AsyncConnection) -> bytes:
-    """How a transaction begins on this connection, whose owner may have chosen an isolation level."""
+    """Return the BEGIN for this connection, whose owner may have chosen an isolation level."""
     level = connection.isolation_level
     return b"BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}".encode()
 
 
 def classify(error: BaseException) -> ErrorInfo | None:
-    """What an error of psycopg means; None: it is not psycopg's."""
+    """Classify an error of psycopg; return None for any other."""
     if not isinstance(error, psycopg.Error):
         return None
     if error.sqlstate is not None:
         return meaning(error.sqlstate, error.diag.message_primary or str(error))
     if isinstance(error, (psycopg.OperationalError, psycopg.InternalError)):
-        # The server could not say anything any more. Or it, or a pooler before it, has said more than was asked: that
-        # the process behind has died, and then the answer.
+        # The server could not reply any more. Or it, or a pooler in front of it, has replied more than was asked: first
+        # that the process behind has died, and then the answer.
         return ErrorInfo(ErrorClass.LOST, f"the connection was lost: {one_line(str(error))}")
     return ErrorInfo(ErrorClass.MISTAKE, f"psycopg says: {one_line(str(error))}")

@@ -12,7 +12,6 @@ from psycopg.pq import TransactionStatus
 from onefold.errors import UsageError
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.joined import (
-    FAILED_BEFORE,
     AsyncCallersRecords,
     CallersRecords,
     DatabaseId,
@@ -25,24 +24,26 @@ from onefold.stores.postgres.psycopg.connection import (
     Connection,
     PsycopgConnection,
     classify,
+    opened,
 )
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores.sql.joined_rules import FAILED_BEFORE
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
-from onefold.transactions import Column
+from onefold.transactions import RecordColumn
 
-# Another connection to the same server is opened at once, or not at all.
+# A second connection to the same server opens quickly, or not at all.
 CONNECT_SECONDS: Final = 5
 
 
-def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
-    """The store that works inside this connection's transaction. Raises `NotInTransaction` where there is none."""
+def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
+    """Return the store that works inside this connection's transaction. Raise `NotInTransaction` if there is none."""
     if isinstance(connection, psycopg.AsyncConnection) is not is_async:
         mine = "an AsyncGuard joins a psycopg.AsyncConnection" if is_async else "a Guard joins a psycopg.Connection"
         raise UsageError(f"within({type(connection).__name__}): {mine}. Nothing ran")
     _check_inside(connection)
-    settings, database = _met.get(connection) or _meet(connection)
+    database_id, database = _met.get(connection) or _meet(connection)
     if record is not None:
         database = database._replace(sql=PostgresRows(record))
         if is_async:
@@ -50,16 +51,16 @@ def join(connection: Any, record: Column | None, *, is_async: bool) -> JoinedRec
         return JoinedRecords(database, CallersConnection(connection))
     if is_async:
         other = AsyncOneOff(partial(_beside_async, connection))
-        return AsyncCallersRecords(database, AsyncCallersConnection(connection), settings, other)
-    return CallersRecords(database, CallersConnection(connection), settings, OneOff(partial(_beside, connection)))
+        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, other)
+    return CallersRecords(database, CallersConnection(connection), database_id, OneOff(partial(_beside, connection)))
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:
-    """psycopg begins a transaction by itself before the first statement, unless it is told not to; it may be ours."""
+    """Raise unless a transaction is open, or psycopg will begin one by itself before the first statement."""
     match connection.pgconn.transaction_status:
         case TransactionStatus.IDLE if connection.autocommit:
             not_in_transaction("Enter `with connection.transaction()` before, or connect without autocommit=True")
-        # In pipeline mode the server has not said yet where it stands.
+        # In pipeline mode the server has not reported its status yet.
         case TransactionStatus.ACTIVE if connection.autocommit and not connection._num_transactions:
             not_in_transaction(
                 "Enter `with connection.transaction()` in the pipeline, or sync it after a BEGIN of yours"
@@ -68,20 +69,20 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
             raise UsageError(FAILED_BEFORE)
 
 
-# Who was joined before: to ask libpq where a connection leads takes longer than the rest of a join.
+# Connections joined before: asking libpq about a connection takes longer than the rest of a join.
 _met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
 
 
 def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database]:
     info = connection.info
-    settings = info.host, info.port, info.dbname, info.user
+    database_id = info.host, info.port, info.dbname, info.user
     name = f"postgresql://{info.host}:{info.port}/{info.dbname}"
-    _met[connection] = met = settings, Database(POSTGRES, name, classify, lock=LOCK)
+    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK)
     return met
 
 
 class CallersConnection(PsycopgConnection):
-    """On a connection that may be in pipeline mode, where answers have to be asked for."""
+    """A connection that may be in pipeline mode, where replies have to be requested."""
 
     def send(self, request: SqlRequest) -> Reply:
         return self.send_all([request])[0] if self.connection.pgconn.pipeline_status else super().send(request)
@@ -103,11 +104,12 @@ def _beside(connection: Connection) -> PsycopgConnection:
 
 
 async def _beside_async(connection: AsyncConnection) -> AsyncPsycopgConnection:
-    return AsyncPsycopgConnection(await psycopg.AsyncConnection.connect(autocommit=True, **_parameters(connection)))
+    connect = partial(psycopg.AsyncConnection.connect, autocommit=True, **_parameters(connection))
+    return AsyncPsycopgConnection(await opened(connect))
 
 
 def _parameters(connection: Connection | AsyncConnection) -> dict[str, Any]:
-    """What the connection was opened with. Behind a pooler nothing must be prepared."""
+    """Return the parameters that the connection was opened with; prepare nothing, for poolers."""
     info = connection.info
     password = {"password": info.password} if info.password else {}
     return info.get_parameters() | password | {"connect_timeout": CONNECT_SECONDS, "prepare_threshold": None}

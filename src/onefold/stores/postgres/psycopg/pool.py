@@ -1,9 +1,10 @@
-"""psycopg's connections, sync and async: opened for a pool of ours, or lent by a pool of the caller's."""
+"""psycopg's connections, sync and async: opened for a pool of ours, or borrowed from a pool of the caller's."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Final
 
@@ -12,15 +13,16 @@ from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import StoreUnavailable
 from onefold.stores.postgres.errors import one_line
 from onefold.stores.postgres.psycopg.connection import (
-    AsyncConnection,
     AsyncPsycopgConnection,
-    Connection,
     PsycopgConnection,
+    Shared,
     classify,
+    opened,
 )
 from onefold.stores.postgres.session import QUESTION, Session
 from onefold.stores.postgres.urls import APPLICATION, CONNECT_SECONDS, Settings, check_options, unreadable
@@ -29,15 +31,50 @@ from onefold.stores.sql.pool import AsyncReserve, Reserve
 
 __all__ = ["AsyncOpener", "CallersAsyncPool", "CallersPool", "Opener", "classify"]
 
-# Statements are prepared when they have been used so often, as psycopg has it by itself.
+# A statement is prepared after this many uses; psycopg's own default.
 PREPARE_AFTER: Final = 5
 
-# For messages: what is known of the place of a caller's pool.
+# The name of a caller's pool in messages.
 POOLED: Final = "PostgreSQL, by the settings of your pool"
 
 
+class _Own(Shared):
+    """A connection of ours. Handlers may have changed its search path, row factory and cursor class."""
+
+    _cursor_factory: Any
+
+    def __init__(self, connection: Any, where: str) -> None:
+        super().__init__(connection)
+        self._where = where
+
+    def _begin(self) -> Flow[None]:
+        self.connection.row_factory, self.connection.cursor_factory = tuple_row, self._cursor_factory
+        return super()._begin()
+
+
+class OwnConnection(_Own, PsycopgConnection):
+    """A blocking connection of ours."""
+
+    _cursor_factory = psycopg.Cursor
+
+
+class AsyncOwnConnection(_Own, AsyncPsycopgConnection):
+    """The async counterpart."""
+
+    _cursor_factory = psycopg.AsyncCursor
+
+
+def _connected_at_once(connect: Callable[[], Any]) -> Any:
+    return connect()
+
+
 class Opener:
-    """Opens connections, blocking."""
+    """Opens blocking connections."""
+
+    _run: Callable[[Flow[Any]], Any] = staticmethod(run)
+    _connect: Callable[[Callable[[], Any]], Any] = staticmethod(_connected_at_once)
+    _connection: Any = psycopg.Connection
+    _adapter: Callable[..., Any] = OwnConnection
 
     def __init__(self, settings: Settings) -> None:
         self._name = settings.name
@@ -45,47 +82,51 @@ class Opener:
         self._level = settings.isolation and IsolationLevel[settings.isolation.upper().replace(" ", "_")]
         self._session = Session(settings)
 
-    def __call__(self) -> PsycopgConnection:
-        try:
-            connection: Connection = psycopg.Connection.connect(autocommit=True, **self._parameters)
-        except psycopg.OperationalError as error:
-            raise unreachable(self._name, error) from error
-        connection.isolation_level = self._level or None
-        session = self._session
-        if not session.is_known:
-            try:
-                answer = connection.execute(QUESTION.encode(), prepare=False).fetchone()
-            except BaseException:
-                connection.close()
-                raise
-            session.learn(answer, connection.info.backend_pid)
-        connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
-        return OwnConnection(connection, session.where)
+    def __call__(self) -> Any:
+        return self._run(self._open())
+
+    def _open(self) -> Flow[Any]:
+        connect = partial(self._connection.connect, autocommit=True, **self._parameters)
+        connection = yield from _connected(partial(self._connect, connect), self._name)
+        with _finished_unless_opened(connection):
+            yield partial(connection.set_isolation_level, self._level or None)
+            session = self._session
+            if not session.is_known:
+                cursor = yield partial(connection.execute, QUESTION.encode(), prepare=False)
+                session.learn((yield cursor.fetchone), connection.info.backend_pid)
+            connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
+            return self._adapter(connection, session.where)
 
 
 class AsyncOpener(Opener):
     """The async counterpart."""
 
-    async def __call__(self) -> AsyncPsycopgConnection:  # type: ignore[override]
-        try:
-            connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **self._parameters)
-        except psycopg.OperationalError as error:
-            raise unreachable(self._name, error) from error
-        await connection.set_isolation_level(self._level or None)
-        session = self._session
-        if not session.is_known:
-            try:
-                answer = await (await connection.execute(QUESTION.encode(), prepare=False)).fetchone()
-            except BaseException:
-                await connection.close()
-                raise
-            session.learn(answer, connection.info.backend_pid)
-        connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
-        return AsyncOwnConnection(connection, session.where)
+    _run = staticmethod(run_async)
+    _connect = staticmethod(opened)
+    _connection = psycopg.AsyncConnection
+    _adapter = AsyncOwnConnection
+
+
+def _connected(connect: Callable[[], Any], name: str) -> Flow[Any]:
+    try:
+        return (yield connect)
+    except psycopg.OperationalError as error:
+        raise unreachable(name, error) from error
+
+
+@contextmanager
+def _finished_unless_opened(connection: Any) -> Iterator[None]:
+    """Finish a connection on which anything fails or is interrupted before it is handed over."""
+    try:
+        yield
+    except BaseException:
+        # At once: an interrupt closes the generator, which must not yield any more.
+        connection.pgconn.finish()
+        raise
 
 
 def _parameters(settings: Settings) -> dict[str, Any]:
-    """What libpq is told."""
+    """Return the parameters for libpq."""
     check_options(settings, [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()])
     try:
         found: dict[str, Any] = conninfo_to_dict(settings.url)
@@ -96,142 +137,59 @@ def _parameters(settings: Settings) -> dict[str, Any]:
     return usual | found
 
 
-class OwnConnection(PsycopgConnection):
-    """On a connection of ours. Handlers may have left their session anywhere, and classes of their own."""
+class _CallersRules:
+    """A pool of the caller's: its connections are in autocommit mode while borrowed, and restored afterwards."""
 
-    def __init__(self, connection: Connection, where: str) -> None:
-        super().__init__(connection)
-        self._where = where
-
-    def begin(self) -> None:
-        super().begin()
-        self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.Cursor
-
-
-class AsyncOwnConnection(AsyncPsycopgConnection):
-    """The async counterpart."""
-
-    def __init__(self, connection: AsyncConnection, where: str) -> None:
-        super().__init__(connection)
-        self._where = where
-
-    async def begin(self) -> None:
-        await super().begin()
-        self.connection.row_factory, self.connection.cursor_factory = tuple_row, psycopg.AsyncCursor
-
-
-class CallersPool:
-    """A pool of the caller's: its connections are in autocommit mode while we have them, and then as they were."""
+    _run: Callable[[Flow[Any]], Any]
+    _connect: Callable[[Callable[[], Any]], Any]
+    # Returns the value of a setting, which may be a function.
+    _setting: Callable[[Any], Any]
+    _adapter: Callable[[Any], Any]
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    @contextmanager
-    def acquire(self) -> Iterator[PsycopgConnection]:
-        connection = self._taken()
-        before, conn = connection.autocommit, None
+    def _take(self) -> Flow[Any]:
         try:
-            connection.autocommit = True
-            conn = PsycopgConnection(connection)
-            yield conn
-        finally:
-            if conn is not None and conn.transaction_status() is TransactionStatus.IDLE:
-                connection.autocommit = before
-            else:
-                # The pool replaces what is closed.
-                connection.close()
-            self._pool.putconn(connection)
-
-    def _taken(self) -> Connection:
-        try:
-            return self._pool.getconn()  # type: ignore[no-any-return]
+            return self._adapter((yield self._pool.getconn))
         except psycopg.OperationalError as error:
             raise gave_none(error) from error
 
-    def drop_idle(self) -> None:
-        """A connection was lost, and others with it, perhaps: the pool shall look after them."""
-        if not self._pool.closed:
-            self._pool.check()
-
-    def reserve(self) -> Reserve:
-        """Return a connection outside of the pool, opened by its settings."""
-        return Reserve(self._opened)
-
-    def _opened(self) -> PsycopgConnection:
-        pool = self._pool
-        conninfo, kwargs = _now(pool.conninfo), _now(pool.kwargs)
-        try:
-            connection: Connection = pool.connection_class.connect(conninfo or "", **(kwargs or {}))
-        except psycopg.OperationalError as error:
-            raise unreachable(POOLED, error) from error
-        try:
-            if pool._configure is not None:
-                # It may say where the tables are: SET ROLE, SET search_path.
-                pool._configure(connection)
-            connection.autocommit = True
-        except BaseException:
-            connection.close()
-            raise
-        return PsycopgConnection(connection)
-
-
-class CallersAsyncPool:
-    """The async counterpart."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[AsyncPsycopgConnection]:
-        connection = await self._taken()
-        before, conn = connection.autocommit, AsyncPsycopgConnection(connection)
-        try:
-            await connection.set_autocommit(True)
-            yield conn
-        finally:
-            await brought_to_its_end(self._given_back(conn, autocommit=before), conn.abandon)
-
-    async def _given_back(self, conn: AsyncPsycopgConnection, *, autocommit: bool) -> None:
+    def _give_back(self, conn: Any, *, autocommit: bool) -> Flow[None]:
         if conn.transaction_status() is TransactionStatus.IDLE:
-            await conn.connection.set_autocommit(autocommit)
+            yield partial(conn.connection.set_autocommit, autocommit)
         else:
-            # The pool replaces what is closed.
+            # The pool replaces closed connections.
             conn.abandon()
-        await self._pool.putconn(conn.connection)
+        yield partial(self._pool.putconn, conn.connection)
 
-    async def _taken(self) -> AsyncConnection:
-        try:
-            return await self._pool.getconn()  # type: ignore[no-any-return]
-        except psycopg.OperationalError as error:
-            raise gave_none(error) from error
+    def drop_idle(self) -> Any:
+        """Make the pool check its connections: others were probably lost with this one."""
+        return self._run(self._drop_idle())
 
-    async def drop_idle(self) -> None:
+    def _drop_idle(self) -> Flow[None]:
         if not self._pool.closed:
-            await self._pool.check()
+            yield self._pool.check
 
-    def reserve(self) -> AsyncReserve:
-        """Return a connection outside of the pool, opened by its settings."""
-        return AsyncReserve(self._opened)
+    def _opened(self) -> Any:
+        return self._run(self._open())
 
-    async def _opened(self) -> AsyncPsycopgConnection:
+    def _open(self) -> Flow[Any]:
+        """Open a connection outside the pool, with the pool's settings."""
         pool = self._pool
-        conninfo, kwargs = await _now_async(pool.conninfo), await _now_async(pool.kwargs)
-        try:
-            connection: AsyncConnection = await pool.connection_class.connect(conninfo or "", **(kwargs or {}))
-        except psycopg.OperationalError as error:
-            raise unreachable(POOLED, error) from error
-        try:
+        conninfo, kwargs = (yield partial(self._setting, pool.conninfo)), (yield partial(self._setting, pool.kwargs))
+        connect = partial(pool.connection_class.connect, conninfo or "", **(kwargs or {}))
+        connection = yield from _connected(partial(self._connect, connect), POOLED)
+        with _finished_unless_opened(connection):
             if pool._configure is not None:
-                await pool._configure(connection)
-            await connection.set_autocommit(True)
-        except BaseException:
-            await connection.close()
-            raise
-        return AsyncPsycopgConnection(connection)
+                # The hook may determine where the tables are: SET ROLE, SET search_path.
+                yield partial(pool._configure, connection)
+            yield partial(connection.set_autocommit, True)
+            return self._adapter(connection)
 
 
 def _now(setting: Any) -> Any:
-    """Return a pool's setting, which may be a function that knows today's password."""
+    """Return a pool's setting, calling it if it is a function (for rotating passwords)."""
     return setting() if callable(setting) else setting
 
 
@@ -240,8 +198,54 @@ async def _now_async(setting: Any) -> Any:
     return await found if isawaitable(found) else found
 
 
+class CallersPool(_CallersRules):
+    """A blocking pool of the caller's."""
+
+    _run = staticmethod(run)
+    _connect = staticmethod(_connected_at_once)
+    _setting = staticmethod(_now)
+    _adapter = PsycopgConnection
+
+    @contextmanager
+    def acquire(self) -> Iterator[PsycopgConnection]:
+        conn = run(self._take())
+        autocommit = conn.connection.autocommit
+        try:
+            conn.connection.set_autocommit(True)
+            yield conn
+        finally:
+            run(self._give_back(conn, autocommit=autocommit))
+
+    def reserve(self) -> Reserve:
+        """Return a connection outside the pool, opened with the pool's settings."""
+        return Reserve(self._opened)
+
+
+class CallersAsyncPool(_CallersRules):
+    """The async counterpart."""
+
+    _run = staticmethod(run_async)
+    _connect = staticmethod(opened)
+    _setting = staticmethod(_now_async)
+    _adapter = AsyncPsycopgConnection
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[AsyncPsycopgConnection]:
+        conn = await run_async(self._take())
+        autocommit = conn.connection.autocommit
+        try:
+            await conn.connection.set_autocommit(True)
+            yield conn
+        finally:
+            await brought_to_its_end(run_async(self._give_back(conn, autocommit=autocommit)), conn.abandon)
+
+    def reserve(self) -> AsyncReserve:
+        """Return a connection outside the pool, opened with the pool's settings."""
+        return AsyncReserve(self._opened)
+
+
 def unreachable(name: str, error: psycopg.OperationalError) -> StoreUnavailable:
-    """A connection that could not be opened. There is no code for why, but what libpq says holds no password."""
+    """Return the error for a failed connection. libpq gives no code, but its message holds no password."""
     says = one_line(str(error)).removeprefix("connection failed: ")
     return StoreUnavailable.unreached(
         f"{name}: {says}. Nothing ran. Is the server up, and are host, port, user, password and database in the URL "

@@ -1,5 +1,5 @@
 -- Write a record if the address is free, or if its record is still exactly what its finder saw.
--- ARGV: token and form; age; lease (empty: none); stay; counts, fingerprint and contents; then what it shall replace,
+-- ARGV: token and form; age; lease (empty: none); ttl; counts, fingerprint and contents; then what it shall replace,
 -- if it replaces something: the token and the revision that were seen.
 -- 1: written, now or before. 0: what it wanted to replace is gone. Else the record in the way.
 local token, seen = string.sub(ARGV[1], 1, 16), ARGV[6]

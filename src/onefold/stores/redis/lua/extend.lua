@@ -1,5 +1,5 @@
--- Renew the lease and the stay of a running record; of a held one keep only the notes.
--- ARGV: token; lease; stay; then the notes with their length, if there are new ones.
+-- Renew the lease and the TTL of a running record; of a held one keep only the notes.
+-- ARGV: token; lease; ttl; then the notes with their length, if there are new ones.
 -- 1: it is ours. 0: it is not.
 local found = redis.call('GET', KEYS[1])
 if not is_owned(found, ARGV[1]) then

@@ -1,5 +1,5 @@
 -- End a record.
--- ARGV: token; stay; state; 8 if the result is omitted, else 0; contents.
+-- ARGV: token; ttl; state; 8 if the result is omitted, else 0; contents.
 -- 1: it is ours. 0: it is not.
 local found = redis.call('GET', KEYS[1])
 if not is_owned(found, ARGV[1]) then

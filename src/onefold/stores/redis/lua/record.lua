@@ -2,7 +2,7 @@
 --
 --   token (16)  form (1)  began (6)  end of the lease (6, only while running)  counts (1 or 12)  fingerprint  contents
 --
--- Times are milliseconds of this server's clock. `_redis_records.py` writes and reads the same form, and explains it.
+-- Times are milliseconds of this server's clock. `../records.py` writes and reads the same form, and explains it.
 local RUNNING, OPEN, HELD = 0, 1, 4
 local WIDE = 16
 
@@ -30,17 +30,17 @@ local function counts(record)
   return math.floor(both / 16), both % 16, 0, at + 1
 end
 
--- The record for a reader, with the moment of reading and what is left of its stay.
+-- The record for a reader, with the moment of reading and what is left of its TTL.
 local function shown(record)
   return struct.pack('>dd', now(), redis.call('PTTL', KEYS[1])) .. record
 end
 
--- An empty stay is forever.
-local function write(record, stay)
-  if stay == '' then
+-- An empty TTL is forever.
+local function write(record, ttl)
+  if ttl == '' then
     redis.call('SET', KEYS[1], record)
   else
-    redis.call('SET', KEYS[1], record, 'PX', stay)
+    redis.call('SET', KEYS[1], record, 'PX', ttl)
   end
   return 1
 end

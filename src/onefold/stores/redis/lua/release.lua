@@ -1,5 +1,5 @@
 -- Forget a record, or leave it open.
--- ARGV: token; then, to leave it open: stay; attempt; notes with their length; remark.
+-- ARGV: token; then, to leave it open: ttl; attempt; notes with their length; remark.
 -- 1: it was ours, or is not there. 0: it is another's.
 local found = redis.call('GET', KEYS[1])
 if not found then

@@ -1,7 +1,7 @@
-"""Connections that are kept for the next operation: few, bounded, and never shared over a fork or between event loops.
+"""Connections kept for the next operation: few, bounded, and never shared across a fork or between event loops.
 
-A dead connection is found out by using it: then all that wait here are dropped with it, because a server that restarts
-ends them all. What nobody closes is closed with the pool, the process or the event loop.
+A dead connection is detected by using it: then all idle ones are dropped with it, because a server that restarts ends
+them all. Connections that nobody closes are closed with the pool, the process or the event loop.
 
 A pool of our own, because no other serves all drivers: PyMySQL has none. psycopg_pool connects in threads of its own,
 which a forked child does not have; its async pool, asyncpg's and asyncmy's belong to one event loop. SQLAlchemy's would
@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from onefold._concurrency.generators import Work, run, run_async
+from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import closed_for_sure
 from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Transactions that are under way at the same time; a server has room for some hundred connections in all.
+# The maximum of concurrent transactions; a server has room for some hundred connections in all.
 SIZE: Final = 10
 
-# How long an operation waits for a connection: as long as a lease, because whoever waits longer has lost it.
+# How long an operation waits for a connection: as long as a lease, because a longer wait would lose the claim.
 PATIENCE: Final = 30.0
 
 
 class Pool:
-    """Connections for threads."""
+    """A pool of connections for threads."""
 
     def __init__(self, connect: Callable[[], Connection], *, size: int = SIZE, patience: float = PATIENCE) -> None:
         self._connect = connect
@@ -59,12 +59,12 @@ class Pool:
 
     @contextmanager
     def acquire(self) -> Iterator[Connection]:
-        """A connection outside any transaction. It is kept afterwards only if it is so again."""
+        """Lend a connection outside any transaction. Keep it afterwards only if it is again outside one."""
         if self._pid != os.getpid():
             # A child must neither use nor close its parent's connections: it leaves them alone.
-            _inherited.append(self._at_end.detach())
+            inherited.append(self._at_end.detach())
             self._reset()
-        slots, waiter = self._slots, Waiter()
+        slots, waiter, pid = self._slots, Waiter(), self._pid
         try:
             if not slots.enter(waiter, self._patience):
                 raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
@@ -72,16 +72,20 @@ class Pool:
             try:
                 yield conn
             finally:
-                self._give_back(conn)
+                if pid == os.getpid():
+                    self._give_back(conn)
+                else:
+                    # In a child that was forked meanwhile.
+                    inherited.append(conn)
         finally:
             slots.leave(waiter)
 
     def drop_idle(self) -> None:
-        """Close what nobody uses."""
+        """Close the idle connections."""
         _close_all(self._idle, self._pid)
 
     def reserve(self) -> Reserve:
-        """Return a pool of one more connection, opened like these, which nobody else is lent."""
+        """Return a pool of one extra connection, opened like these, that is lent to nobody else."""
         return Reserve(self._connect)
 
     def _taken(self) -> Connection:
@@ -92,14 +96,14 @@ class Pool:
                 return self._connect()
 
     def _give_back(self, conn: Connection) -> None:
-        if conn.transaction_status() is TransactionStatus.IDLE and self._pid == os.getpid():
+        if conn.transaction_status() is TransactionStatus.IDLE:
             self._idle.append(conn)
         else:
             quietly(conn.close)
 
 
 class Reserve(Pool):
-    """The one connection on which a store renews its claims. No handler is ever lent it."""
+    """The one connection on which a store renews its claims. It is never lent to a handler."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         super().__init__(connect, size=1)
@@ -107,7 +111,7 @@ class Reserve(Pool):
 
     @property
     def is_held(self) -> bool:
-        """Whether it was opened in this process. It may be lost by now: then whoever renews opens another."""
+        """Return whether it was opened in this process. If it was lost since, the next renewal opens another."""
         return self._opened_in == os.getpid()
 
     @contextmanager
@@ -123,7 +127,7 @@ class Reserve(Pool):
 
 
 class Share:
-    """What an `AsyncPool` has in one event loop of one process."""
+    """The part of an `AsyncPool` that belongs to one event loop of one process."""
 
     def __init__(self, size: int) -> None:
         import asyncio
@@ -132,12 +136,12 @@ class Share:
         self.idle: list[AsyncConnection] = []
         self.free = asyncio.Semaphore(size)
         self.finalizer = _keep(self.idle)
-        # Of a reserve: whether its connection was opened.
+        # For a reserve: whether its connection was opened.
         self.opened = False
 
 
 class AsyncPool:
-    """Connections for tasks: each event loop has its own, as several may use one pool in turn, or at the same time."""
+    """A pool of connections for tasks. Each event loop has its own; several may use one pool, even concurrently."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[AsyncConnection]], *, size: int = SIZE, patience: float = PATIENCE
@@ -149,7 +153,7 @@ class AsyncPool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[AsyncConnection]:
-        """A connection outside any transaction. It is kept afterwards only if it is so again."""
+        """Lend a connection outside any transaction. Keep it afterwards only if it is again outside one."""
         import asyncio
 
         share = self._known_share() or await self._new_share()
@@ -164,7 +168,10 @@ class AsyncPool:
             try:
                 yield conn
             finally:
-                if conn.transaction_status() is TransactionStatus.IDLE:
+                if share.pid != os.getpid():
+                    # In a child that was forked meanwhile.
+                    inherited.append(conn)
+                elif conn.transaction_status() is TransactionStatus.IDLE:
                     idle.append(conn)
                 else:
                     await closed_for_sure(conn.close, conn.abandon)
@@ -176,7 +183,7 @@ class AsyncPool:
             return await self._connect()
 
     def _known_share(self) -> Share | None:
-        """What this pool has in the running event loop, if it was used there before."""
+        """Return this pool's share in the running event loop, if it was used there before."""
         import asyncio
 
         found = self._shares.get(asyncio.get_running_loop())
@@ -185,34 +192,36 @@ class AsyncPool:
     async def _new_share(self) -> Share:
         import asyncio
 
-        # The connections of another process, or of a loop that was closed abruptly, cannot be closed by this one.
+        # Connections of another process, or of a loop that was closed abruptly, cannot be closed here.
         for loop, share in list(self._shares.items()):
             if share.pid != os.getpid() or loop.is_closed():
-                _inherited.append(self._shares.pop(loop, None))
+                self._shares.pop(loop, None)
+                if share.pid != os.getpid() or share.idle:
+                    inherited.append(share)
         share = self._shares[asyncio.get_running_loop()] = Share(self._size)
         await anext(share.finalizer)
         return share
 
     def reserve(self) -> AsyncReserve:
-        """Return a pool of one more connection, opened like these, which nobody else is lent."""
+        """Return a pool of one extra connection, opened like these, that is lent to nobody else."""
         return AsyncReserve(self._connect)
 
     async def drop_idle(self) -> None:
-        """Close what nobody uses in this event loop."""
+        """Close the idle connections of this event loop."""
         share = self._known_share()
         while share is not None and share.idle:
             await quietly_async(share.idle.pop().close)
 
 
 class AsyncReserve(AsyncPool):
-    """The same as `Reserve`, async: one connection for each event loop."""
+    """The async counterpart of `Reserve`: one connection for each event loop."""
 
     def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         super().__init__(connect, size=1)
 
     @property
     def is_held(self) -> bool:
-        """Whether it was opened in this event loop. It may be lost by now: then whoever renews opens another."""
+        """Return whether it was opened in this event loop. If it was lost since, the next renewal opens another."""
         share = self._known_share()
         return share is not None and share.opened
 
@@ -233,7 +242,7 @@ class AsyncReserve(AsyncPool):
 
 
 async def _keep(idle: list[AsyncConnection]) -> AsyncGenerator[None, None]:
-    """Asyncio ends its asynchronous generators before it closes an event loop: then there is still time to close."""
+    """Close the idle connections when asyncio shuts down async generators, just before it closes the event loop."""
     try:
         yield
     finally:
@@ -242,14 +251,14 @@ async def _keep(idle: list[AsyncConnection]) -> AsyncGenerator[None, None]:
 
 
 def _close_all(idle: list[Connection], pid: int) -> None:
-    # A child leaves alone what its parent has opened; and other threads take from the list meanwhile.
+    # A forked child leaves its parent's connections alone; and other threads pop from the list concurrently.
     with suppress(IndexError):
         while pid == os.getpid():
             quietly(idle.pop().close)
 
 
 # Kept from the garbage collector, which would close what belongs to another process or loop.
-_inherited: list[Any] = []
+inherited: list[Any] = []
 
 
 def all_in_use(size: int, patience: float) -> str:
@@ -260,7 +269,7 @@ def all_in_use(size: int, patience: float) -> str:
 
 
 def quietly(close: Callable[[], None]) -> None:
-    """Closing what may be broken: there is nobody whom its error would help."""
+    """Close something that may be broken, ignoring errors: they would help nobody."""
     with suppress(Exception):
         close()
 
@@ -271,7 +280,7 @@ async def quietly_async(close: Callable[[], Awaitable[None]]) -> None:
 
 
 class OneOff:
-    """Lends a connection that is opened for it, and closed afterwards."""
+    """Lends a connection that is opened on demand and closed afterwards."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -286,7 +295,7 @@ class OneOff:
             quietly(conn.close)
 
     def drop_idle(self) -> None:
-        """Nothing: none is kept."""
+        """Do nothing: no connection is kept."""
 
 
 class AsyncOneOff:
@@ -305,15 +314,15 @@ class AsyncOneOff:
             await quietly_async(conn.close)
 
     async def drop_idle(self) -> None:
-        """Nothing: none is kept."""
+        """Do nothing: no connection is kept."""
 
 
-def run_on(pool: ConnectionSource, work: Callable[[Connection], Work[T]]) -> T:
-    """Run work on a connection that the pool lends for it."""
+def run_on(pool: ConnectionSource, work: Callable[[Connection], Flow[T]]) -> T:
+    """Run work on a connection borrowed from the pool."""
     with pool.acquire() as conn:
         return run(work(conn), conn)
 
 
-async def run_on_async(pool: AsyncConnectionSource, work: Callable[[AsyncConnection], Work[T]]) -> T:
+async def run_on_async(pool: AsyncConnectionSource, work: Callable[[AsyncConnection], Flow[T]]) -> T:
     async with pool.acquire() as conn:
         return await run_async(work(conn), conn)

@@ -1,8 +1,8 @@
-"""What ends a claim while handlers hold all connections: it goes to the one that is reserved for renewals.
+"""End claims while handlers hold all connections, on the connection that is reserved for renewals.
 
-It waits for the pool for a moment only, because the claim's lease runs. And on the reserved connection it waits for
-nobody's row, because all renewals would wait behind it: a record that another transaction holds is an error at once,
-and the operation is asked for again while the lease lasts.
+An ending waits for the pool only briefly, because the claim's lease is running. On the reserved connection it waits for
+no row, because all renewals would wait behind it: a record that another transaction holds is an error at once, and the
+operation is retried while the lease lasts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.locked import RowHeld
 from onefold.stores.sql.records import of_claim, of_notes
 
-# What ends a claim waits for a connection of the pool for an eighth of its lease: most are given back much sooner, and
-# the lease has to last for the rest.
+# An ending waits for a connection of the pool for an eighth of its lease: most are returned much sooner, and the lease
+# has to last for the rest.
 MOMENTS_PER_LEASE: Final = 8
 
 
 class Soon:
-    """A pool, for what ends these claims: it is waited for no longer than a moment."""
+    """A pool for ending these claims, with a short bound on the wait for a connection."""
 
     def __init__(self, pool: AsyncConnectionSource, claims: Sequence[Claim], *, many: bool = False) -> None:
         self._pool = pool
-        self._claims = claims
         self._many = many
         # An empty batch has no lease, and ends nothing.
         self._seconds = min((claim.lease for claim in claims), default=1.0) / MOMENTS_PER_LEASE
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[AsyncConnection]:
-        """Lend a connection that has its connection already."""
+        """Lend a connection that already holds a driver's connection."""
         import asyncio
 
         async with AsyncExitStack() as held:
@@ -45,17 +44,13 @@ class Soon:
                     conn = await held.enter_async_context(self._pool.acquire())
                     take = getattr(conn, "take", None)
                     if take is not None:
-                        # It would wait for it with its first statement.
+                        # Otherwise its first statement would wait for one, without this bound.
                         await take(many=self._many)
             except TimeoutError as error:
                 if not bound.expired():
                     raise
                 raise StoreUnavailable.unreached(gave_none(self._seconds)) from error
             yield conn
-
-    def for_one(self) -> Soon:
-        """Return the same for one statement at a time."""
-        return Soon(self._pool, self._claims)
 
     async def drop_idle(self) -> None:
         await self._pool.drop_idle()
@@ -69,13 +64,13 @@ def gave_none(seconds: float) -> str:
 
 
 def extended(sql: Dialect, claim: Claim, notes: bytes | None) -> SqlFlow[bool]:
-    """Renew a claim, and keep its notes; wait for nobody's row."""
+    """Renew a claim and keep its notes, without waiting for a row lock."""
     reply: Reply = yield from sql.at_once(SqlRequest(sql.renew, of_claim(claim) | of_notes(notes)), claim)
     return reply.written == 1
 
 
 def closed(sql: Dialect, close: Close) -> SqlFlow[bool]:
-    """End a claim; wait for nobody's row."""
+    """End a claim without waiting for a row lock."""
     reply: Reply = yield from sql.at_once(sql.closing(close.claim, close.by), close.claim)
     if reply.written == 1 or isinstance(close.by, Ending):
         return reply.written == 1
@@ -83,7 +78,7 @@ def closed(sql: Dialect, close: Close) -> SqlFlow[bool]:
 
 
 def all_closed(sql: Dialect, closes: Sequence[Close]) -> SqlFlow[list[bool]]:
-    """End claims one by one, so that one whose row is held keeps no other from its end; then raise what was raised."""
+    """End claims one by one, so that a locked row does not stop the others; then raise the last `RowHeld`."""
     answers: list[bool] = []
     failure: RowHeld | None = None
     for close in closes:

@@ -1,9 +1,9 @@
-"""A bound for what threads use at the same time, which no interrupt can break.
+"""A bound on concurrent use by threads, which no interrupt can break.
 
-The semaphores of `threading` are written in Python around a lock: an interrupt (KeyboardInterrupt, what a signal's
-handler raises) between two of their lines leaves that lock taken, or a place lost, and the next one waits for ever.
-Here there is no lock: all stand in one line, and the first of it are inside. Each change of the line is one operation
-of a dictionary, and whoever was interrupted before it could leave has left as soon as it is garbage.
+The semaphores of `threading` are written in Python around a lock: an interrupt (KeyboardInterrupt, or whatever a signal
+handler raises) between two of their lines leaves that lock taken, or a slot lost, and the next thread waits forever.
+Here there is no lock: all threads stand in one queue, and the first ones are inside. Each change of the queue is one
+dictionary operation. A thread that was interrupted before it could leave has left once its waiter is garbage.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from time import monotonic
 from typing import Final
 from weakref import ref
 
-# How long at most somebody waits before looking again: an interrupt may have come between a place and its bell.
+# The longest wait before looking again: an interrupt may have come between freeing a slot and ringing the bell.
 LOOK_AGAIN_SECONDS: Final = 0.2
 
 
 class Waiter:
-    """Somebody in the line, for as long as it lives and has not left."""
+    """A place in the queue, for as long as it lives and has not left."""
 
     __slots__ = ("__weakref__", "bell")
 
     def __init__(self) -> None:
-        # In C: waiting for it can be interrupted, and taking it cannot.
+        # Implemented in C: waiting for it can be interrupted, taking from it cannot.
         self.bell: SimpleQueue[None] = SimpleQueue()
 
 
 class Slots:
-    """So many may be inside at the same time; whoever comes next waits until one leaves."""
+    """A limited number of slots; a thread that finds them full waits until one is freed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # In the order in which they came. The references have no callbacks: what is raised in one of those is lost.
+        # In order of arrival. The references have no callbacks: an interrupt raised in one would be lost.
         self._queue: dict[ref[Waiter], None] = {}
 
     def enter(self, waiter: Waiter, patience: float) -> bool:
-        """Wait until it is inside; False: it was not for so long. In either case it has to leave."""
+        """Wait for a slot; return False after `patience` seconds without one. Call `leave` in either case."""
         self._queue[ref(waiter)] = None
         ends = monotonic() + patience
         while not self._is_inside(waiter):
@@ -49,7 +49,7 @@ class Slots:
         return True
 
     def leave(self, waiter: Waiter) -> None:
-        """Leave the line, if it stands there, and let the next one in."""
+        """Leave the queue, if still in it, and let the next one in."""
         self._queue.pop(ref(waiter), None)
         if len(self._queue) >= self._size:
             for one in self._first()[-1:]:

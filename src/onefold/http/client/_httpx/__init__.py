@@ -1,0 +1,1 @@
+"""Keep one key across all retries of a call with httpx."""
