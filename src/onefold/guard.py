@@ -155,7 +155,7 @@ class Guard(GuardBase):
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
                 outcome = drive(*self._deliver(request, handler, wanted, policy))
-                return outcome.value if bare else outcome
+                return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -211,7 +211,7 @@ class Guard(GuardBase):
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
                     outcome = drive(flow(delivery), self._inside(transaction))
-                return outcome.value if bare else outcome
+                return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, deliver)
 

@@ -114,7 +114,7 @@ class AsyncGuard(GuardBase):
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
                 outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
-                return outcome.value if bare else outcome
+                return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, deliver)
 
@@ -169,7 +169,7 @@ class AsyncGuard(GuardBase):
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
                     outcome = await drive_async(flow(delivery), self._inside(transaction))
-                return outcome.value if bare else outcome
+                return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, deliver)
 

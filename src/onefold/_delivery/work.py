@@ -91,7 +91,13 @@ def replay(delivery: Delivery, found: Record) -> Outcome[Any]:
                 delivery.request.address, expected=type_name(delivery.returns), problem=str(error)
             ) from error
     delivery.tell(REPLAYED, delivery.request.address, found.attempt)
-    return Outcome(kept=kept, replayed=True, attempt=found.attempt, omitted=found.omitted, remark=found.latest_remark)
+    return Outcome(
+        kept=kept,
+        replayed=True,
+        attempt=found.attempt,
+        omitted=found.omitted,
+        remark=found.remark and found.latest_remark,
+    )
 
 
 PROBES_NOT_KEPT: Final = (

@@ -23,7 +23,7 @@ from onefold._delivery.records import forget
 from onefold._delivery.seen import look
 from onefold._delivery.work import Delivery
 from onefold._guard.context import DeliveryContext, Opened, StoreSlot
-from onefold._guard.options import Options, check_of_message
+from onefold._guard.options import Options, check_of_message, mint
 from onefold._handlers.arguments import GuardScope, name_of, named_scope
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.async_guards import AsyncHeartbeat
@@ -225,13 +225,15 @@ class GuardBase(Options):
         self, request: DeliveryRequest, call: Callable[[], Any], returns: Any, policy: Policy | None
     ) -> tuple[Flow[Outcome[Any]], DeliveryContext]:
         """Return the flow of one delivery, and the context for its driver."""
-        # `_context` and `_chosen`, without calling them: every delivery comes here, and a call is a fiftieth of it.
+        # `_context`, `_chosen` and `_make_delivery`, without calling them: every delivery comes here, and a call is a
+        # fiftieth of it.
         opened = self._opened
         context = self._open().context if opened is None else opened.context
-        delivery = self._make_delivery(request, call, returns, self.policy if policy is None else self._checked(policy))
+        chosen = self.policy if policy is None else self._checked(policy)
+        delivery = Delivery(request, chosen, call, returns, self._codec, self._tell, mint)
         if is_inside(request.address, context.home):
             raise InsideItself.about(request.address)
-        flow = look(delivery) if delivery.policy.mode == "seen" else deliver(delivery)
+        flow = look(delivery) if chosen.mode == "seen" else deliver(delivery)
         return flow if self._migrate_from is None else self._read_through(flow), context
 
     def _deliver_all(
