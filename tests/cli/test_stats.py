@@ -86,7 +86,7 @@ def test_stats_as_json_is_one_document(shelf: Shelf) -> None:
 
 
 def test_stats_counts_what_waits_for_a_purge(shelf: Shelf) -> None:
-    shelf.put("a"), shelf.put("b", ttl=0.001), shelf.put("c", ttl=0.001)
+    shelf.put("a"), shelf.put("b", ttl=0.0), shelf.put("c", ttl=0.0)
 
     (fact,) = shelf.json("stats")
 
