@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -156,10 +157,8 @@ def deliver(shop: Shop, messages: list[str], workers: list[Handle]) -> None:
         random.Random(number).shuffle(waiting)
         with closing(shop.connect()) as connection:
             ready.wait()
-            for _ in range(50 * len(messages)):
-                if not waiting:
-                    del left[number]
-                    return
+            ends = time.monotonic() + PATIENCE
+            while waiting and time.monotonic() < ends:
                 message = waiting.pop(0)
                 try:
                     handle(connection, message)
@@ -167,6 +166,8 @@ def deliver(shop: Shop, messages: list[str], workers: list[Handle]) -> None:
                     connection.rollback()
                     left[number] = repr(error)
                     waiting.append(message)
+        if not waiting:
+            del left[number]
 
     threads = [threading.Thread(target=work, args=one, daemon=True) for one in enumerate(workers)]
     for thread in threads:
