@@ -20,6 +20,7 @@ from onefold._driver_connections import driver_connection
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.beats import Beat
 from onefold._model import Address, Entry, downstream
+from onefold._model.notes import RESERVED, add_fields
 from onefold.codecs import Codec
 from onefold.errors import UsageError
 from onefold.events import Teller
@@ -65,6 +66,8 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     _log: StepLog | None = None
     # The steps that this run has taken, or is taking, by name.
     _taken: dict[str, object] | None = None
+    # What the handler has noted, as JSON.
+    _noted: bytes | None = None
 
     @property
     def beat(self) -> Beat | None:
@@ -117,6 +120,21 @@ class Current(msgspec.Struct, eq=False, weakref=True):
     def key_for(self, name: str) -> str:
         """Return the key to send to a system downstream: the same on each attempt, machine and rerun."""
         return downstream(self._entry.address, name, self._entry.bypasses)
+
+    def note(self, **fields: object) -> None:
+        """Keep a few fields with the record, for audits: `current().note(prior_balance=1500)`.
+
+        They are stored with the outcome of this run (done, failed or held), and `onefold show` prints them; a run that
+        is released or dies leaves none. A second call adds to the first. A field that JSON cannot express, or with
+        which there would be more than NOTED_BYTES_MAX bytes, is left out with a warning: an effect that happened must
+        not fail for it. Costs no round trip in claim mode; in a transaction, that of a result.
+        """
+        with _making:
+            noted, left_out = add_fields(self._noted, fields)
+            self._noted = noted
+        for name, why in left_out:
+            text = f"current().note({name}=…) was left out of the record: {why}"
+            self._context.tell.warn(self._entry.address, text, about=f"note {name}")
 
     def step(self, name: str, call: Callable[[], T], *, returns: Any = Any) -> T:
         """Run one part of the handler, and remember its result: once it has returned, no later attempt runs it again.
@@ -243,6 +261,8 @@ _step: ContextVar[StepHere | None] = ContextVar("onefold.step", default=None)
 def _check_call(name: str, call: object) -> None:
     if not name or not isinstance(name, str):
         raise UsageError(f"a step's name={name!r} has to be a string such as 'reserve'")
+    if name in RESERVED:
+        raise UsageError(f"a step's name={name!r} is one of Onefold's own: choose another")
     if callable(call):
         return
     if inspect.iscoroutine(call):
@@ -339,7 +359,7 @@ def around() -> Current | None:
     return _current.get()
 
 
-_NOTHING: Final = (None, NONE_LEFT)
+_NOTHING: Final = (None, NONE_LEFT, None)
 
 
 def _left(inside: Current) -> Left:
@@ -348,9 +368,9 @@ def _left(inside: Current) -> Left:
         inside._beat.cancel = None
     notes, steps = (inside._entry.notes, NONE_LEFT) if inside._log is None else inside._log.end()
     if inside._taken is None:
-        return notes, steps
+        return notes, steps, inside._noted
     unbegun = (name for name, begun in sorted(inside._taken.copy().items()) if begun is not _BEGUN)
-    return notes, steps._replace(unbegun=tuple(unbegun))
+    return notes, steps._replace(unbegun=tuple(unbegun)), inside._noted
 
 
 def is_inside(address: Address, home: object) -> bool:

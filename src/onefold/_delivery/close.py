@@ -37,9 +37,10 @@ from onefold._delivery.work import (
     plain,
     tell_not_recorded,
     tell_steps_left,
+    with_history,
 )
 from onefold._model import Claim, Done, Ending, Entry, NotDone, Outcome, ProbeAnswer, Record, State
-from onefold._model.remarks import earlier_in
+from onefold._model.notes import with_noted
 from onefold.errors import ClaimLost
 from onefold.events import Kind, Teller
 
@@ -86,7 +87,7 @@ def close_done(
 ) -> Flow[Outcome[Any]]:
     """Store the result of a run that happened, as the handler or the probe says; report a lost claim."""
     struck: list[BaseException] = []
-    ending = done_ending(delivery, ended.value, entry.attempt, struck, probed=probed)
+    ending = done_ending(delivery, ended.value, entry.attempt, struck, noted=ended.noted, probed=probed)
     kept = yield from finish(delivery, entry, ending)
     if kept is False:
         delivery.tell(Kind.LOST, entry.address, entry.attempt)
@@ -110,9 +111,8 @@ def close_raised(delivery: Delivery, entry: Entry, ended: Ended, then: Then) -> 
         case Then.ASK:
             answered = yield from _ask_after(delivery, entry, ended)
             if isinstance(answered, Done):
-                return (
-                    yield from close_done(delivery, entry, Ended(value=answered.value, notes=ended.notes), probed=True)
-                )
+                done = Ended(value=answered.value, notes=ended.notes, noted=ended.noted)
+                return (yield from close_done(delivery, entry, done, probed=True))
             if isinstance(answered, NotDone):
                 yield from give_back(delivery, entry, ended)
             else:
@@ -127,15 +127,17 @@ def close_otherwise(delivery: Delivery, entry: Entry, ended: Ended, then: Then) 
     name = type(ended.error).__name__
     match then:
         case Then.FAIL:
-            kind, ending = Kind.FAILED, failed_ending(delivery, cast("Exception", ended.error))
+            kind, ending = Kind.FAILED, failed_ending(delivery, cast("Exception", ended.error), ended.noted)
         case Then.SKIP:
             remark = f"skipped: attempt {entry.attempt} ended in {name}"
-            kind, ending = Kind.SKIPPED, Ending(state=State.DONE, ttl=delivery.policy.keep, omitted=True, remark=remark)
+            notes = with_noted(None, ended.noted)
+            kind = Kind.SKIPPED
+            ending = Ending(state=State.DONE, ttl=delivery.policy.keep, omitted=True, notes=notes, remark=remark)
         case _:
             error = cast("BaseException", ended.error)
             why = f"attempt {entry.attempt} ended in {class_name(error)}{as_remark(ended.steps)}"
             remark = plain(f"{why}{_decide.error_text(error, delivery.policy)}")
-            kind, ending = Kind.HELD, held_ending(remark, ended.notes)
+            kind, ending = Kind.HELD, held_ending(remark, with_noted(ended.notes, ended.noted))
     kept = yield from finish(delivery, entry, ending)
     if kept is None:
         tell_not_recorded(delivery, entry.attempt, name)
@@ -171,9 +173,7 @@ def finish(delivery: Delivery, entry: Entry, ending: Ending) -> Flow[bool | None
     What people have said about earlier runs stays in the record.
     """
     claim = entry.as_claim()
-    if entry.remark:
-        ending = msgspec.structs.replace(ending, remark=ending.remark + earlier_in(entry.remark))
-    kept = yield from insist(delivery.tell, claim, Finishing(claim, ending), "finish")
+    kept = yield from insist(delivery.tell, claim, Finishing(claim, with_history(ending, entry)), "finish")
     # An effect that happened is never reported as failed.
     return None if isinstance(kept, Exception) else kept
 
@@ -248,8 +248,8 @@ def _write_earlier(entry: Entry, ended: Ended, failure: str) -> Flow[bool | None
 def _as_plain_run(entry: Entry, ended: Ended) -> tuple[Entry, Ended]:
     """Return a bypass that has nothing to restore any more."""
     return (
-        _decide.change(entry, notes=earlier_ending.without_earlier(entry.notes)),
-        msgspec.structs.replace(ended, notes=earlier_ending.without_earlier(ended.notes)),
+        _decide.change(entry, notes=earlier_ending.steps_only(entry.notes)),
+        msgspec.structs.replace(ended, notes=earlier_ending.steps_only(ended.notes)),
     )
 
 

@@ -297,7 +297,7 @@ def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Po
         age=found.age,
         bypasses=found.bypasses,
         # The outcome that a bypass had found has expired, or it would have been replayed.
-        notes=None if found.notes in (UNSTARTED, STARTED) else earlier_ending.without_earlier(found.notes),
+        notes=None if found.notes in (UNSTARTED, STARTED) else earlier_ending.steps_only(found.notes),
         fingerprint=request.fingerprint if found.fingerprint is None else found.fingerprint,
     )
     if then is Then.HOLD:

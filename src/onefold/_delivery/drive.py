@@ -232,7 +232,7 @@ def _returned(step: Running, value: Any, left: Left, *, is_async: bool = False) 
     error = None
     if isinstance(value, SUSPENDED):
         error = mistaken_probe(value) if step.probing else mistake(step.call, value, is_async=is_async)
-    return Ended(value=value, error=error, notes=left[0], steps=left[1])
+    return Ended(value=value, error=error, notes=left[0], steps=left[1], noted=left[2])
 
 
 def _interrupted(
@@ -245,7 +245,7 @@ def _interrupted(
 
 
 def _raised(error: BaseException | None, left: Left, *, started: bool = True) -> Ended:
-    return Ended(error=error, notes=left[0], started=started, steps=left[1])
+    return Ended(error=error, notes=left[0], started=started, steps=left[1], noted=left[2])
 
 
 def _pause(seconds: float, interrupt: BaseException | None) -> float:

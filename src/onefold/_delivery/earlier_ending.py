@@ -1,19 +1,18 @@
 """Keep the outcome that a bypass has found until the bypass succeeds. Pure: no I/O, no clock, no random.
 
-The record of a running bypass carries the earlier outcome: the result in its own place, the rest in the log of steps,
-under a name that no step can have. A bypass that fails restores it; if one dies, the next delivery that finds the lease
+The record of a running bypass carries the earlier outcome: the result in its own place, the rest in its notes, under
+a name that no step can have. A bypass that fails restores it; if one dies, the next delivery that finds the lease
 over replays it. So the earlier finish stands until there is another.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from onefold._model import Entry, Record, State
-
-EARLIER: Final = ""
+from onefold._model.notes import EARLIER, RESERVED, log_of, packed, without
 
 # The first words of the remark about a failed bypass, in the record that it left unchanged.
 FAILED: Final = "bypass failed: "
@@ -43,23 +42,23 @@ def carrying(entry: Entry, found: Record) -> Entry:
         ttl=max(entry.ttl, ended.ttl_left),
         fingerprint=entry.fingerprint if ended.fingerprint is None else ended.fingerprint,
         result=ended.result,
-        notes=_packed(_log(found.notes) | {EARLIER: msgspec.msgpack.encode(earlier)}),
+        notes=packed(log_of(found.notes) | {EARLIER: msgspec.msgpack.encode(earlier)}),
     )
 
 
 def is_bypass(entry: Entry) -> bool:
     """Return whether there is something to restore if it fails."""
-    return bool(entry.bypasses and entry.notes) and EARLIER in _log(entry.notes)
+    return bool(entry.bypasses and entry.notes) and EARLIER in log_of(entry.notes)
 
 
 def finished(found: Record) -> Record | None:
     """Return the outcome that stands while a bypass runs, as long as it is kept; None if there is none."""
     if found.state is not State.RUNNING or not found.bypasses or not found.notes:
         return None
-    packed = _log(found.notes).get(EARLIER)
-    if packed is None:
+    carried = log_of(found.notes).get(EARLIER)
+    if carried is None:
         return None
-    earlier = msgspec.msgpack.decode(packed, type=Earlier)
+    earlier = msgspec.msgpack.decode(carried, type=Earlier)
     if earlier.ttl <= found.age:
         return None
     return msgspec.structs.replace(
@@ -84,23 +83,9 @@ def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
         return None
     before = ended.remark.partition(FAILED)[0].removesuffix("; ")
     remark = "; ".join(part for part in (before, failure and FAILED + failure) if part)
-    return msgspec.structs.replace(ended, notes=without_earlier(notes), remark=remark).as_entry(found.token)
+    return msgspec.structs.replace(ended, notes=without(notes, EARLIER), remark=remark).as_entry(found.token)
 
 
-def without_earlier(notes: bytes | None) -> bytes | None:
+def steps_only(notes: bytes | None) -> bytes | None:
     """Return the log of the steps only."""
-    log = _log(notes)
-    return _packed(log) if log.pop(EARLIER, None) is not None else notes
-
-
-def _log(notes: bytes | None) -> dict[str, Any]:
-    try:
-        log = msgspec.msgpack.decode(notes) if notes else None
-    except msgspec.DecodeError:
-        # Not written by us, and so not by a bypass.
-        return {}
-    return log if isinstance(log, dict) else {}
-
-
-def _packed(log: dict[str, Any]) -> bytes | None:
-    return msgspec.msgpack.encode(log) if log else None
+    return without(notes, *RESERVED)

@@ -27,7 +27,7 @@ from onefold._delivery.steps import (
     Saving,
     StillOpen,
 )
-from onefold._delivery.work import Delivery, done_ending, failed_ending, refused
+from onefold._delivery.work import Delivery, done_ending, failed_ending, refused, with_history
 from onefold._model import Address, Commit, Ending, Entry, Gone, Outcome, Record, State
 from onefold._model.remarks import without_error_text
 from onefold.errors import Held, InProgress, StoreUnavailable, UsageError
@@ -40,6 +40,10 @@ TRANSACTIONS_MAX: Final = 30
 # 13 s.
 RETRY_PAUSE_FIRST: Final = 0.005
 RETRY_PAUSE_MAX: Final = 0.5
+
+NO_ROOM: Final = (
+    "what current().note() was given is not kept: the record is the handler's own row. Write it into that row"
+)
 
 
 def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
@@ -57,7 +61,7 @@ def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
         if confirm:
             yield from _judge(won, ended.error)
         raise ended.error
-    outcome = yield from _keep(delivery, won, ended.value, confirm=confirm)
+    outcome = yield from _keep(delivery, won, ended, confirm=confirm)
     # The caller commits: we do not see it.
     delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
@@ -131,7 +135,7 @@ def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcom
     if isinstance(error, Exception) and _decide.is_final(error, delivery.policy):
         try:
             yield from _named(RollingBack(error, to_savepoint=True), won.address)
-            yield from _finish(won, failed_ending(delivery, error))
+            yield from _finish(won, failed_ending(delivery, error, ended.noted))
         except UsageError as mistake:
             # The handler has also ended the transaction. Its own error is shown with it.
             raise mistake from error
@@ -139,7 +143,7 @@ def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcom
     if error is not None:
         delivery.tell(Kind.RELEASED, won.address, won.attempt, type(error).__name__)
         raise error
-    outcome = yield from _keep(delivery, won, ended.value)
+    outcome = yield from _keep(delivery, won, ended)
     ours[won.token] = outcome
     return outcome
 
@@ -177,14 +181,16 @@ def insert(
     raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
 
 
-def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False) -> Flow[Outcome[Any]]:
-    """Send the second statement, if there is a result."""
-    ending = done_ending(delivery, value, entry.attempt)
-    if ending.result is not None or ending.omitted or confirm:
+def _keep(delivery: Delivery, entry: Entry, ended: Ended, *, confirm: bool = False) -> Flow[Outcome[Any]]:
+    """Send the second statement, if there is a result or a note."""
+    ending = done_ending(delivery, ended.value, entry.attempt, noted=ended.noted)
+    if confirm and ended.noted:
+        delivery.tell.warn(entry.address, NO_ROOM, about="note")
+    if ending.result is not None or ending.omitted or ending.notes is not None or confirm:
         yield from _finish(entry, ending)
     else:
         yield from _named(StillOpen(entry.as_claim()), entry.address)
-    return Outcome(kept=value, attempt=entry.attempt)
+    return Outcome(kept=ended.value, attempt=entry.attempt)
 
 
 def _judge(entry: Entry, error: BaseException) -> Flow[None]:
@@ -199,7 +205,7 @@ def _judge(entry: Entry, error: BaseException) -> Flow[None]:
 
 def _finish(entry: Entry, ending: Ending) -> Flow[None]:
     """End our record, which has to be there still."""
-    finished: bool = yield from _named(Finishing(entry.as_claim(), ending), entry.address)
+    finished: bool = yield from _named(Finishing(entry.as_claim(), with_history(ending, entry)), entry.address)
     if not finished:
         raise UsageError(
             f"{entry.address.operation} [key {entry.address.digest}]: its record is gone, so the work would be "

@@ -22,6 +22,7 @@ from onefold._model import (
     Resolution,
     State,
 )
+from onefold._model.notes import only_noted
 from onefold._model.remarks import BEFORE, RESOLVED, as_part, latest_of
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
@@ -137,7 +138,7 @@ def _resolved(delivery: Delivery, found: Record, resolution: Resolution, signed:
         ttl=delivery.policy.keep if ending is None else ending.ttl,
         bypasses=found.bypasses,
         fingerprint=found.fingerprint,
-        notes=earlier_ending.without_earlier(found.notes) if ending is None else None,
+        notes=earlier_ending.steps_only(found.notes) if ending is None else only_noted(found.notes),
         remark=_remark(found, resolution, signed),
     )
     return entry if ending is None else _decide.change(entry, result=ending.result, omitted=ending.omitted)

@@ -41,13 +41,13 @@ def look(delivery: Delivery) -> Flow[Outcome[Any]]:
         # A bypass that fails leaves the existing record unchanged.
         remembers = _decide.after(ended.error, policy) is Then.FAIL and then is not Then.RUN_AGAIN
         if remembers:
-            ending = failed_ending(delivery, cast("Exception", ended.error))
+            ending = failed_ending(delivery, cast("Exception", ended.error), ended.noted)
             yield from write_seen(delivery, ended_entry(entry, ending), found)
         kind = Kind.FAILED if remembers else Kind.RELEASED
         delivery.tell(kind, request.address, attempt, type(ended.error).__name__)
         raise ended.error
     struck: list[BaseException] = []
-    ending = done_ending(delivery, ended.value, attempt, struck)
+    ending = done_ending(delivery, ended.value, attempt, struck, noted=ended.noted)
     recorded = yield from write_seen(delivery, ended_entry(entry, ending), found)
     if recorded:
         delivery.tell(Kind.FINISHED, request.address, attempt)

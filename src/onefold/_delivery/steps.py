@@ -233,9 +233,11 @@ class Ended(msgspec.Struct, frozen=True):
     started: bool = True
     # The steps with an unknown outcome.
     steps: StepsLeft = NONE_LEFT
+    # What it has noted for people, packed.
+    noted: bytes | None = None
     # What came after it had returned; the driver raises it once the ending is stored.
     interrupt: BaseException | None = None
 
 
-# The state of a handler's steps when it ends: the log of the finished ones, and those with an unknown outcome.
-Left = tuple[bytes | None, StepsLeft]
+# What a handler leaves when it ends: the log of its finished steps, those with an unknown outcome, and what it noted.
+Left = tuple[bytes | None, StepsLeft, bytes | None]

@@ -12,7 +12,9 @@ from onefold._concurrency.users_errors import add_note, text_of
 from onefold._delivery import decide as _decide
 from onefold._delivery.handler_steps.left import StepsLeft, warning
 from onefold._model import DeliveryRequest, Ending, Entry, NotKept, Outcome, Record, State
+from onefold._model.notes import with_noted
 from onefold._model.policy import Policy
+from onefold._model.remarks import earlier_in
 from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
@@ -107,29 +109,49 @@ PROBES_NOT_KEPT: Final = (
 
 
 def done_ending(
-    delivery: Delivery, value: Any, attempt: int, struck: list[BaseException] | None = None, *, probed: bool = False
+    delivery: Delivery,
+    value: Any,
+    attempt: int,
+    struck: list[BaseException] | None = None,
+    *,
+    noted: bytes | None = None,
+    probed: bool = False,
 ) -> Ending:
     """Return the ending of a handler that returned or, with `probed`, of a run that the probe says is done.
 
     An interrupt that came meanwhile is raised; or it is appended to `struck`, and the caller who passed that raises it
     once the ending is stored: its effect has happened.
     """
+    notes = with_noted(None, noted) if noted else None
     if value is None:
-        return Ending(state=DONE, ttl=delivery.policy.keep)
+        return Ending(state=DONE, ttl=delivery.policy.keep, notes=notes)
     result, omitted = encode(delivery, value, attempt, struck, probed=probed)
     return Ending(
-        state=DONE, ttl=delivery.policy.keep, result=result, omitted=omitted is not None, remark=omitted or ""
+        state=DONE,
+        ttl=delivery.policy.keep,
+        result=result,
+        omitted=omitted is not None,
+        notes=notes,
+        remark=omitted or "",
     )
+
+
+def with_history(ending: Ending, entry: Entry) -> Ending:
+    """Return the ending with what people have said about earlier runs of this entry."""
+    if not entry.remark:
+        return ending
+    return msgspec.structs.replace(ending, remark=ending.remark + earlier_in(entry.remark))
 
 
 def ended_entry(entry: Entry, ending: Ending) -> Entry:
     """Return the entry of a run that has ended before its record is written."""
+    ending = with_history(ending, entry)
     return _decide.change(
         entry,
         state=ending.state,
         lease=0.0,
         ttl=ending.ttl,
-        notes=None,
+        notes=ending.notes,
         result=ending.result,
         omitted=ending.omitted,
         remark=ending.remark,
@@ -229,7 +251,7 @@ def _rebuilt(kind: type[Exception], args: list[Any], message: str) -> Exception 
     return error
 
 
-def failed_ending(delivery: Delivery, error: Exception | str) -> Ending:
+def failed_ending(delivery: Delivery, error: Exception | str, noted: bytes | None = None) -> Ending:
     # A person's text is not an exception, and has no type.
     named = "" if isinstance(error, str) else _full_name(type(error))
     facts: dict[str, Any] = {"type": named, "message": error if isinstance(error, str) else text_of(error)}
@@ -241,7 +263,13 @@ def failed_ending(delivery: Delivery, error: Exception | str) -> Ending:
             break
         except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
             result = None
-    return Ending(state=State.FAILED, ttl=delivery.policy.keep, result=result, remark=f"failed: {type(error).__name__}")
+    return Ending(
+        state=State.FAILED,
+        ttl=delivery.policy.keep,
+        result=result,
+        notes=with_noted(None, noted),
+        remark=f"failed: {type(error).__name__}",
+    )
 
 
 def _can_be_rebuilt(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from onefold._model.notes import RESERVED, log_of, noted_in
 from onefold._model.remarks import BEFORE, RESOLVED, latest_of
 from onefold.errors import ResultNotKept, UsageError
 
@@ -203,6 +204,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def latest_remark(self) -> str:
         """The remark without earlier ones: why it is held, who resolved it; empty after a run that needs no remark."""
         return latest_of(self.remark)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of the steps that its handler has finished; see `current().step`."""
+        return tuple(str(name) for name in log_of(self.notes) if name not in RESERVED)
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What its handler has noted by `current().note(…)`."""
+        return noted_in(self.notes) if self.notes else {}
 
     @property
     def was_rerun(self) -> bool:

@@ -9,12 +9,12 @@ import msgspec
 
 from onefold._concurrency.generators import Flow
 from onefold._delivery.close import insist
-from onefold._delivery.earlier_ending import EARLIER
 from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._delivery.handler_steps.log_writes import Logging, Turns
-from onefold._delivery.steps import Ended, Left, Running
+from onefold._delivery.steps import Ended, Running
 from onefold._delivery.work import encoded
 from onefold._model import Address, Entry
+from onefold._model.notes import RESERVED
 from onefold.codecs import Codec, Unreadable, type_name
 from onefold.errors import ClaimLost, OutcomeUnknown, UsageError, although_it_ran
 from onefold.events import Kind, Teller
@@ -77,7 +77,7 @@ class StepLog:
 
     def check_room(self, name: str) -> None:
         """Refuse a new step where the handler has had too many."""
-        if len(self._results) - (EARLIER in self._results) >= STEPS_MAX and name not in self._results:
+        if len(self._results.keys() - RESERVED) >= STEPS_MAX and name not in self._results:
             raise UsageError(f"{self.entry.address.operation}: more than STEPS_MAX={STEPS_MAX} steps in one handler")
 
     @property
@@ -139,7 +139,7 @@ class StepLog:
             self._kept = frozenset(msgspec.msgpack.decode(notes, type=dict[str, msgspec.Raw]))
         return kept
 
-    def end(self) -> Left:
+    def end(self) -> tuple[bytes | None, StepsLeft]:
         """Return the log with which the handler ends, and the steps whose outcome is unknown.
 
         Whatever releases or holds the claim carries the whole log.

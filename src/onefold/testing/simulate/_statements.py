@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from onefold._delivery import earlier_ending
 from onefold._delivery.steps import Claiming, Closing, Extending, Finishing, Reading, Releasing, StoreStep
 from onefold._model import Entry, Record, State
+from onefold._model.notes import RESERVED
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import NOW, Scenario
@@ -110,9 +111,7 @@ class Statements:
             if before is None or before.state not in (State.RUNNING, State.HELD):
                 self._broken(6, "a late heartbeat changed a record that had ended")
             if step.notes:
-                return replace(
-                    past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - {earlier_ending.EARLIER})
-                )
+                return replace(past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - RESERVED))
         return past
 
     def _asked(self, past: Past, step: Claiming, before: Row | None, after: Row | None, reply: Any) -> Past:
