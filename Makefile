@@ -44,13 +44,13 @@ services: $(READY)  ## start private servers for the tests (`make test` starts w
 services-down: $(READY)  ## stop them
 	$(BIN)/python -m services down
 
-services-install: $(READY)  ## install the servers that no wheel brings: Debian's packages (by sudo), or Homebrew's
+services-install: $(READY)  ## install the servers that do not come as wheels: from Debian (with sudo), or from Homebrew
 	$(SUDO) $(BIN)/python -B -m services install
 
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
 	$(BIN)/onefold simulate --deep $(ARGS)
 
-soak: $(READY)  ## the heavy proofs (SHORT=1 for the form that CI runs)
+soak: $(READY)  ## the long checks: the deep simulator, and soaks with random kills (SHORT=1: what CI runs)
 	$(if $(SHORT),,$(BIN)/python -m pytest -m more $(PARALLEL))
 	$(if $(SHORT),,$(BIN)/onefold simulate --deep $(ARGS))
 	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
@@ -66,7 +66,7 @@ mutate: $(READY)  ## break the library in fifty places, one at a time: which bre
 bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute
 	$(BIN)/python -m bench.quick $(ARGS)
 
-docs: $(READY)  ## write anew what the documentation shows of the source
+docs: $(READY)  ## regenerate the parts of the documentation that come from the source
 	$(BIN)/python docs/generate.py
 
 format: $(READY)  ## let ruff rewrite what it can

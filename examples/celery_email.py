@@ -5,7 +5,7 @@ Redis or RabbitMQ only the two URLs change. The shop sends its task twice, as it
 message is delivered twice, as a broker does after a lost acknowledgement.
 
 A mail server knows no keys. So one case is left: under `after_crash="rerun"`, the default, **a worker that is killed
-after it has sent the mail, and before that is recorded, sends it twice**. Where that must not be, use
+after it has sent the mail, and before that is recorded, sends it twice**. If that must not happen, use
 `after_crash="hold"`, as `held_email.py` does. It needs `pip install 'onefold[celery]'`.
 """
 

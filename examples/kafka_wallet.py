@@ -1,6 +1,6 @@
 """A Kafka wallet that takes whole polls, with duplicates and a poison message. Run it: python examples/kafka_wallet.py
 
-Without a broker in ONEFOLD_KAFKA_URL it plays on librdkafka's own mock cluster. Each poll is one SQLite transaction:
+Without a broker in ONEFOLD_KAFKA_URL it runs on librdkafka's own mock cluster. Each poll is one SQLite transaction:
 the credits, the records of the messages and the offsets are in it, or none of them.
 It needs `pip install 'onefold[kafka,sqlalchemy]'`.
 """

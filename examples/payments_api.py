@@ -1,7 +1,7 @@
 """A payments service that charges once, however often it is asked. Run it: python examples/payments_api.py
 
 The middleware remembers answers, so that a client that retries gets the same one. Below it the wallet is charged by
-`transactional`, under a key that follows from the client's: charge and record commit together. So not even a crash
+`transactional`, under a key derived from the client's: charge and record commit together. So not even a crash
 between the commit and the answer charges twice. Serve it: uvicorn --app-dir examples --factory payments_api:create_app
 It needs `pip install 'onefold[http]' fastapi httpx uvicorn`.
 """

@@ -2,7 +2,7 @@
 
 The server is `payments_api.py` in a process of its own. The sender is another one: it pays inside an `intent`, whose
 key and digest are on disk before anything is sent. It is killed with SIGKILL when the server has charged and the answer
-is on its way. Who starts it again sends the same key, and gets the answer of the first payment.
+is on its way. Whoever starts it again sends the same key, and gets the answer of the first payment.
 It needs `pip install 'onefold[client,http]' fastapi httpx uvicorn`.
 """
 

@@ -1,7 +1,7 @@
 """The payments service in Django: a wallet that is charged once. Run it: python examples/payments_django.py
 
 The middleware remembers answers. Below it the wallet is charged by `transactional`, in a block of Django's `atomic()`:
-charge and record commit together, or neither does. The key of the charge follows from the client's, so that a retry
+charge and record commit together, or neither does. The key of the charge is derived from the client's, so that a retry
 finds it. It needs `pip install 'onefold[django,http]'`.
 """
 

@@ -1,7 +1,7 @@
 """The payments service in Flask: a wallet that is charged once. Run it: python examples/payments_flask.py
 
 The middleware remembers answers. Below it the view owns its transaction, and `within` writes the record of the charge
-into it: both commit, or neither. The key of the charge follows from the client's, so that a retry finds it.
+into it: both commit, or neither. The key of the charge is derived from the client's, so that a retry finds it.
 It needs `pip install 'onefold[http]' flask`.
 """
 

@@ -28,7 +28,7 @@ class GatewayTimeout(TimeoutError):
 
 
 def put_held(store: Any, error: BaseException, policy: Policy = HOLD) -> str:
-    """The remark of a record that this error has put held."""
+    """The remark of a record that became held because of this error."""
     with pytest.raises(type(error)):
         Guard(store, policy=policy).run("charge", "pay_1", Handler(error=error))
     record = store.read(CHARGE)

@@ -112,8 +112,8 @@ def test_probes_that_are_made_for_each_call_fill_no_memory(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda guard: guard.run("o", "k", int, kep="7d"), r"kep= is no argument of run\(\).*did you mean 'keep'"),
-        (lambda guard: guard.run("o", "k", int, paylod=1), r"paylod= is no argument of run\(\).*'payload'"),
+        (lambda guard: guard.run("o", "k", int, kep="7d"), r"kep= is neither an argument of run\(\).*mean 'keep'"),
+        (lambda guard: guard.run("o", "k", int, paylod=1), r"paylod= is neither an argument of run\(\).*'payload'"),
         (lambda guard: guard.run("o", "k", int, fingerprint=1), r"run\(\).* Pass the payload itself as payload="),
         (lambda guard: guard.idempotent("o", key="k", payload="k"), "Name the arguments .* with fingerprint="),
         (lambda guard: guard.idempotent("o", key="k", fingerprnt="k"), "did you mean 'fingerprint'"),
@@ -121,8 +121,8 @@ def test_probes_that_are_made_for_each_call_fill_no_memory(monkeypatch: pytest.M
         (lambda guard: guard.within(object(), recrd=1), r"within\(\).*'record'"),
         (lambda guard: guard.within(object()).run("o", "k", int, fingerprint=1), "payload="),
         (lambda _: Guard("memory:", polcy=1), r"Guard\(\).*'policy'"),  # type: ignore[call-arg]
-        (lambda _: Policy(keeep="7d"), "keeep= is no field of a policy: did you mean 'keep'"),  # type: ignore[call-arg]
-        (lambda _: Policy().replace(fingerprint=1), "fingerprint= is no field of a policy$"),  # type: ignore[call-arg]
+        (lambda _: Policy(keeep="7d"), "keeep= is not a field of a policy: did you mean 'keep'"),  # type: ignore[call-arg]
+        (lambda _: Policy().replace(fingerprint=1), "fingerprint= is not a field of a policy$"),  # type: ignore[call-arg]
         (lambda guard: guard.run("o", "k", int, keep="soon"), "keep='soon'"),
     ],
 )

@@ -265,6 +265,9 @@ def test_every_rule_is_about_a_room_that_is_there() -> None:
 # A folder is a room, and a room has about a dozen modules.
 MODULES_MAX = 15
 
+# One module for each command: the folder grows with them, and nobody reads it as a whole.
+GROWING = {"cli/commands"}
+
 
 def test_no_folder_is_crowded() -> None:
     crowded = {
@@ -273,7 +276,7 @@ def test_no_folder_is_crowded() -> None:
         if folder.is_dir() and (number := len(list(folder.glob("*.py")))) > MODULES_MAX
     }
 
-    assert crowded == {}
+    assert crowded.keys() <= GROWING
 
 
 def test_no_module_repeats_the_name_of_its_folder() -> None:

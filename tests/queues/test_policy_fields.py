@@ -103,5 +103,5 @@ def test_babelqueue_takes_fields_and_waits_longer() -> None:
     found = guard.read("babelqueue", "m_1")
     assert found is not None
     assert found.ttl_left == pytest.approx(7 * 86_400, abs=60)
-    with pytest.raises(UsageError, match=r"kep= is no argument of wrap\(\).*'keep'"):
+    with pytest.raises(UsageError, match=r"kep= is neither an argument of wrap\(\).*'keep'"):
         babelqueue.wrap(guard, lambda data, meta: None, kep="7d")  # type: ignore[call-arg]

@@ -15,7 +15,7 @@ from onefold.stores.memory import MemoryStore
 
 
 class FileStore:
-    """A `Store` without further powers."""
+    """A `Store` without optional capabilities."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -27,7 +27,7 @@ IN_PROCESSES = [
 
 
 class TestFileStore(StoreContract):
-    """Shared between processes, without further powers, on a clock that cannot be moved: the contract waits."""
+    """Shared between processes, without optional capabilities, on a clock that cannot be moved: the contract waits."""
 
     unit = 0.02
     rounds = 1

@@ -1,4 +1,4 @@
-"""The simulator: its statements hold for the production code, and a store that is wrong in one place is found."""
+"""The simulator: its invariants hold for the production code, and a store that is wrong in one place is found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def named(scenario: Scenario) -> Any:
 
 
 @pytest.mark.parametrize("scenario", [named(scenario) for scenario in EVERYDAY])
-def test_every_statement_holds_in_every_history(scenario: Scenario) -> None:
+def test_every_invariant_holds_in_every_history(scenario: Scenario) -> None:
     report = EXPLORED[scenario] = search(scenario)
 
     assert report.story is None, f"\n{report.story}"
@@ -166,7 +166,7 @@ def test_without_the_revision_check_a_live_claim_is_taken_over() -> None:
           4. worker 2 claims [nothing changed]
           5. worker 1 sends a heartbeat [running, worker 1 token 1, revision 2]
           6. worker 2 takes over
-             statement 6: a claim replaced a record that was written since it was read
+             invariant 6: a claim replaced a record that was written since it was read
     """)
 
 
@@ -209,7 +209,7 @@ def test_with_a_revision_that_restarts_a_stale_take_over_hits_another() -> None:
           4. worker 3 claims [nothing changed]
           5. worker 2 takes over [running, worker 2 token 1, revision 1]
           6. worker 3 takes over
-             statement 6: a claim replaced a record that was written since it was read
+             invariant 6: a claim replaced a record that was written since it was read
     """)
 
 
@@ -221,7 +221,7 @@ def test_without_the_token_check_a_zombie_writes_over_its_successor() -> None:
           1. worker 1 claims [running, worker 1 token 1, revision 1]
           2. worker 2 claims: the store does not answer
           3. worker 2 releases
-             statement 6: a write with one token changed a record that has another
+             invariant 6: a write with one token changed a record that has another
     """)
 
 
@@ -238,7 +238,7 @@ def test_with_a_release_that_ignores_the_owner_a_finished_record_is_lost() -> No
           6. worker 1 finishes [done, worker 1 token 1, revision 2]; it gets its own worker 1's result of attempt 1
           7. worker 2 claims: the store does not answer
           8. worker 2 releases
-             statement 4: a finished record was released
+             invariant 4: a finished record was released
     """)
 
 
@@ -248,7 +248,7 @@ def test_with_a_claim_that_does_not_know_its_own_token_a_delivery_waits_for_itse
     assert str(story) == plain("""
         claim, rerun, 2 workers, 2 faults:
           1. worker 1 claims: the answer is lost, and the client library sends it again
-             statement 8: a delivery was refused by its own claim, and would wait for itself
+             invariant 8: a delivery was refused by its own claim, and would wait for itself
     """)
 
 
@@ -267,24 +267,24 @@ def test_with_an_expiring_held_record_a_charge_runs_again_silently() -> None:
           8. a long time passes
           9. the last delivery claims [running, the last delivery token 1, revision 1]
          10. the last delivery is watched by its heartbeat
-             statement 2: 2 starts under hold, after 1 take-overs, 0 releases, 0 resolved reruns, 0 times "not done", 0 unprotected runs
+             invariant 2: 2 starts under hold, after 1 take-overs, 0 releases, 0 resolved reruns, 0 times "not done", 0 unprotected runs
     """)  # noqa: E501 - the story as it is printed
 
 
 def test_with_claims_over_nothing_a_released_delivery_is_lost() -> None:
     story = story_of(WithClaimsOverNothing, after_crash="skip")
 
-    assert "statement 8: the delivery is lost" in str(story)
+    assert "invariant 8: the delivery is lost" in str(story)
 
 
 def test_with_a_reviving_heartbeat_a_finished_record_is_taken_over() -> None:
     story = story_of(WithRevivingHeartbeat, ignoring=frozenset({6}))
 
     assert story.lines[-1] == "worker 2 takes over"
-    assert "statement 4: a claim (running) was written after done" in str(story)
+    assert "invariant 4: a claim (running) was written after done" in str(story)
 
 
-def test_a_store_that_loses_records_breaks_statements_1_and_2() -> None:
+def test_a_store_that_loses_records_breaks_invariants_1_and_2() -> None:
     first = story_of(loses=True)
     second = story_of(loses=True, after_crash="hold", ignoring=frozenset({1}))
 
@@ -302,7 +302,7 @@ def test_a_store_that_loses_records_breaks_statements_1_and_2() -> None:
         (9, {"store": WithLateNotes, "steps": ("reserve", "pay"), "late": True, "beats": 0}),
     ],
 )
-def test_every_statement_can_fail(number: int, defect: dict[str, Any]) -> None:
+def test_every_invariant_can_fail(number: int, defect: dict[str, Any]) -> None:
     assert story_of(**defect).number == number
 
 
@@ -357,5 +357,5 @@ def test_an_operation_that_is_sent_again_inside_a_transaction_is_found(monkeypat
           1. worker 1 begins [nothing changed]
           2. worker 1 writes done, and is cancelled once, rolled back
           3. worker 1 writes done
-             statement 7: a statement was sent outside of a transaction, where it is committed by itself
+             invariant 7: a statement was sent outside of a transaction, where it is committed by itself
     """)

@@ -1,4 +1,4 @@
-"""How often this process was forked, and locks that are free in a child, where nobody could release them."""
+"""Count the forks of this process, and give each child new locks: nobody there could release the parent's."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _look(delivery: Delivery) -> Flow[tuple[Outcome[Any], Then]]:
 
 
 def _run_each(parts: Iterable[Part], *, batching: bool) -> Flow[BaseException | None]:
-    """Call the handlers in order, and leave each part with the flow that closes it.
+    """Call the handlers in order, and give each part the flow that closes it.
 
     Return an interrupt, if one came: the message that it hit is closed by the rules, and those that had not started are
     released.

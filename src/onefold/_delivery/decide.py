@@ -154,7 +154,7 @@ def decide(found: Record, request: DeliveryRequest, policy: Policy) -> Then:
     for row in _BY_STATE[found.state]:
         if row.holds(found, request, policy):
             return row.then
-    raise AssertionError(f"no row for {found.state}: the last one of each state holds always")
+    raise AssertionError(f"no row for {found.state}: the last one of each state always holds")
 
 
 def reused(found: bytes | None, request: bytes | None) -> bool:
@@ -233,7 +233,7 @@ def after(error: BaseException | None, policy: Policy, steps: StepsLeft = NONE_L
     for row in AFTER:
         if row.holds(error, policy, steps):
             return row.then
-    raise AssertionError("the last row holds always")
+    raise AssertionError("the last row always holds")
 
 
 def is_one_of(error: BaseException | None, kinds: ErrorKinds) -> bool:

@@ -122,7 +122,7 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
 
 
 def _of_a_child(ran: Ended | None) -> BaseException:
-    """Return what ends a delivery in a child that its handler has forked."""
+    """Return the error that ends a delivery in a child process that its handler has forked."""
     return UsageError(IN_A_CHILD) if ran is None or ran.error is None else ran.error
 
 

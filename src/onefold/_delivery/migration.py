@@ -114,7 +114,7 @@ def _claim(step: Claiming, old: Old, moved: list[Record]) -> Flow[Record | Gone 
 
 
 def _stands_here(record: Record | None, old: Old) -> bool:
-    """Return whether an outcome that is known here stands over a row: a bypass runs although the row is still there."""
+    """Return whether an outcome known here overrides a row: a bypass runs although the row is still there."""
     if record is None or not old.only_read:
         return False
     return record.state in (State.DONE, State.FAILED) or earlier_ending.finished(record) is not None

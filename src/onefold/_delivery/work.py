@@ -78,7 +78,7 @@ def refused(delivery: Delivery, error: OnefoldError) -> OnefoldError:
 
 
 def not_kept(delivery: Delivery) -> NotKept | None:
-    """Return what stands for a result that was not kept; nothing is missing if the handler returns None."""
+    """Return the placeholder for a result that was not kept; nothing is missing if the handler returns None."""
     return None if delivery.returns is type(None) else NotKept(delivery.request.address)
 
 

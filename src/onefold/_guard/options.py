@@ -244,7 +244,7 @@ def _not_a_function(given: object) -> UsageError:
     """Return the error of a call that was made too early: `run("charge", key, charge(4200))`."""
     close = getattr(given, "close", None)
     if isinstance(given, Coroutine) and close is not None:
-        # It never runs, which is told here.
+        # It never runs, and our error says so: Python need not warn, too.
         close()
     return UsageError(
         f"the call is {with_article(type(given).__name__)}, which cannot be called. Pass the function, not its result: "

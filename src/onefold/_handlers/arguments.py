@@ -361,5 +361,5 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Return the name by which two functions are told apart."""
+    """Return a name that distinguishes two functions."""
     return f"{getattr(function, '__module__', '')}.{name_of(function)}"

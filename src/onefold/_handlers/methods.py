@@ -1,4 +1,4 @@
-"""How a decorated function becomes a method, to type checkers: its first argument tells which kind."""
+"""Tell type checkers how a decorated function becomes a method: its first argument says which kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The thread of a sync heartbeat: it sleeps until a beat is due, and ends with its heartbeat.
 
-It is woken by a bell, a queue implemented in C: an interrupt (Ctrl-C, a signal handler that raises) may hit the caller
-between any two lines, and leaves nothing locked and no ring lost.
+It is woken through its bell, a queue implemented in C: an interrupt (Ctrl-C, a signal handler that raises) may hit the
+caller between any two lines, but leaves nothing locked, and no wake-up is lost.
 """
 
 from __future__ import annotations

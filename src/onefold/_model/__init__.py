@@ -225,20 +225,20 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return downstream(self.address, name, self.bypasses)
 
     def as_entry(self, token: bytes) -> Entry:
-        """Return what writes this record again as it is, under this token."""
+        """Return an entry that writes this record again unchanged, under this token."""
         fields = {name: getattr(self, name) for name in _COPIED}
         # A lease says nothing unless the record is running.
         return Entry(token=token, lease=self.lease_left if self.is_live else 0.0, ttl=self.ttl_left, **fields)
 
     def as_moved(self) -> Entry:
-        """Return what writes it to another store, under a token that follows from its own.
+        """Return an entry that writes it to another store, under a token derived from its own.
 
         The owner is refused from then on, and two workers that move the same record write the same one.
         """
         return self.as_entry(hashlib.sha256(b"moved" + self.token).digest()[:TOKEN_BYTES])
 
 
-# What an entry and a record have alike.
+# The fields that an entry and a record have in common.
 _COPIED: Final = tuple(name for name in Entry.__struct_fields__ if name in Record.__struct_fields__ and name != "token")
 
 
@@ -254,7 +254,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Released(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The memory of an open record after a release: the attempts and the finished steps."""
+    """What a release keeps in an open record: the attempts and the finished steps."""
 
     ttl: float
     attempt: int
@@ -263,7 +263,7 @@ class Released(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Close(msgspec.Struct, frozen=True, gc=False):
-    """One of many endings in a batch: finish with an ending, release with a memory, or (None) forget."""
+    """One of many endings in a batch: an `Ending` finishes, a `Released` releases, and None forgets."""
 
     claim: Claim
     by: Ending | Released | None = None

@@ -83,17 +83,17 @@ _INSTEAD: Final = {
 
 
 def check_fields(fields: Mapping[str, object], of: Callable[..., Any] | None = None) -> None:
-    """Refuse a keyword that is no field of a policy. `of` is the function that takes it, beside its own keywords."""
+    """Refuse a keyword that is not a field of a policy. `of` is the function that takes them, besides its own."""
     wrong = next((name for name in fields if name not in USUAL), None)
     if wrong is None:
         return
     if of is None:
-        raise UsageError(f"{wrong}= is no field of a policy{did_you_mean(wrong, USUAL)}")
+        raise UsageError(f"{wrong}= is not a field of a policy{did_you_mean(wrong, USUAL)}")
     own = of.__code__.co_varnames[: of.__code__.co_argcount + of.__code__.co_kwonlyargcount]
     instead, advice = _INSTEAD.get(wrong, ("", ""))
     near = f". {advice}" if instead in own else did_you_mean(wrong, (*own, *USUAL))
     called = of.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    raise UsageError(f"{wrong}= is no argument of {called}(), and no field of a policy{near}")
+    raise UsageError(f"{wrong}= is neither an argument of {called}() nor a field of a policy{near}")
 
 
 class Policy:

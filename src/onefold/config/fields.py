@@ -99,7 +99,7 @@ def operations(value: Any) -> tuple[str, ...]:
 
 
 def key(value: Any) -> str:
-    """Check `header:NAME`, `field:PATH`, `argument:NAME`, or a word that stands for itself."""
+    """Check `header:NAME`, `field:PATH`, `argument:NAME`, or a word without a colon."""
     source, colon, name = text(value).partition(":")
     if (source in NAMED_SOURCES and name.strip()) or (not colon and source in PLAIN_SOURCES):
         return str(value)

@@ -20,7 +20,7 @@ LINE_MAX: Final = 2_000
 
 POSITION: Final = re.compile(r" \(at line ([0-9]+), column ([0-9]+)\)$")
 
-# The parts of a text in which a bracket is no bracket, and the brackets.
+# Strings and comments, where a bracket has no meaning; and the brackets themselves.
 STRING_COMMENT_OR_BRACKET: Final = re.compile(
     r"""\"{3}(?:\\.|[^\\])*?\"{3} | '{3}.*?'{3} | "(?:\\.|[^"\\\n])*" | '[^'\n]*' | \#[^\n]* | [\[\]{}]""",
     re.VERBOSE | re.DOTALL,

@@ -130,7 +130,7 @@ def history(facts: Facts) -> Check:
     if int(length) > HISTORY_LONG:
         return yellow(
             name,
-            f"{counted(int(length), 'change')} to be cleared away: a transaction has been open for a long time",
+            f"{counted(int(length), 'change')} wait for InnoDB's purge: a transaction has been open for a long time",
             "Look for it in information_schema.innodb_trx",
         )
-    return green(name, f"{counted(int(length), 'change')} to be cleared away")
+    return green(name, f"{counted(int(length), 'change')} wait for InnoDB's purge")

@@ -71,7 +71,8 @@ def durability(facts: Facts) -> Check:
             "there are synchronous standbys, but synchronous_commit is local: a failover can lose the last moments",
             "synchronous_commit = on or remote_apply",
         )
-    replicas = "" if facts["synchronous_standby_names"] else ". A failover to an asynchronous replica may lose moments"
+    lossy = ". A failover to an asynchronous replica may lose the last moments"
+    replicas = "" if facts["synchronous_standby_names"] else lossy
     return green(name, f"fsync is on, synchronous_commit is {commit}{replicas}")
 
 

@@ -85,7 +85,7 @@ def evicted_keys(server: Server) -> Check:
         return green(name, "none since the server started")
     return red(
         name,
-        f"{counted(count, 'key')} evicted since the server started, records perhaps among them: what they guarded can "
+        f"{counted(count, 'key')} evicted since the server started, possibly including records: what they guarded can "
         "run again",
         "Set noeviction, give it more memory, look for effects that happened twice; then CONFIG RESETSTAT",
     )

@@ -17,7 +17,7 @@ class Grade(StrEnum):
     YELLOW = "yellow"
     # Records get lost, or deliveries are refused, in normal operation.
     RED = "red"
-    # The store did not tell.
+    # The store did not report it.
     UNKNOWN = "unknown"
 
 

@@ -38,7 +38,7 @@ def disk(facts: Facts) -> Check:
     text = f"{in_bytes(facts['file_bytes'])} of records, {in_bytes(free)} free"
     if not facts["writable"]:
         return red(
-            name, "the file or its directory cannot be written: every claim is refused", "Give this user both: chown"
+            name, "the file or its directory cannot be written: every claim is refused", "Let this user write to both"
         )
     if free < FREE_MIN:
         return yellow(name, f"{text}: when the disk is full, every claim is refused", "Make room")
@@ -60,7 +60,7 @@ def journal(facts: Facts) -> Check:
     return yellow(
         name,
         f"{mode}: another program has changed it, or no guard has used it yet; readers and writers wait for each other",
-        "The next delivery turns it to WAL; over an engine of your own: PRAGMA journal_mode = WAL",
+        "The next delivery switches it to WAL; with your own engine: PRAGMA journal_mode = WAL",
     )
 
 

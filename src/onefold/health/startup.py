@@ -26,7 +26,7 @@ log = logging.getLogger("onefold")
 AFTER_A_CRASH: Final = frozenset({"durability", "persistence"})
 NOT_NOW: Final = AFTER_A_CRASH | {"evicted keys", "memory"}
 
-# The state of servers rather than of their settings: to wait helps.
+# The state of servers rather than of their settings: waiting helps.
 PASSING: Final = frozenset({"cluster"})
 
 # What a store that is only read has to have.

@@ -143,7 +143,7 @@ RULES: Final = (
     Rule(
         "OF006",
         "a rerun can outlive the provider's memory",
-        "the provider takes the same key for a new one, and the effect happens twice",
+        "the provider treats the same key as a new one, and the effect happens twice",
         _rules.rerun_past_the_provider,
     ),
     Rule(
@@ -159,7 +159,7 @@ RULES: Final = (
     ),
     Rule(
         "OF009",
-        "money in a store in memory",
+        "money in an in-memory store",
         "a restart forgets it, and a second worker never sees it",
         _rules.money_in_memory,
     ),
@@ -183,14 +183,14 @@ RULES: Final = (
     ),
     Rule(
         "OF013",
-        "money that remembers an error in doubt",
+        "money with a final error that leaves the outcome unknown",
         "after a timeout, a lost connection or any exception at all, nobody knows whether the payment happened, and "
         "every retry gets the remembered failure",
         _rules.money_that_remembers_doubt,
     ),
     Rule(
         "OF014",
-        "a probe that knows nothing",
+        "a probe that cannot know the outcome",
         "a function of the standard library or of Onefold cannot know what happened to the effect",
         _rules.probe_that_knows_nothing,
     ),
@@ -208,7 +208,7 @@ RULES: Final = (
     ),
     Rule(
         "OF017",
-        "money that counts a doubt as a failure",
+        "money that counts an unknown outcome as a failure",
         "ambiguous_errors replaces the usual errors: without TimeoutError and ConnectionError a payment that timed "
         "out counts as one that did not happen, and every retry pays again",
         _rules.money_that_takes_doubt_for_no,

@@ -97,7 +97,7 @@ COUNTED: Final[dict[Kind, Metric]] = {
         "Handlers that continued after another delivery took over their claim.",
     ),
     Kind.HELD: Metric(
-        "onefold_held_total", "counter", _OPERATION, "Records that were put held: their outcome is unknown."
+        "onefold_held_total", "counter", _OPERATION, "Records that became held: their outcome is unknown."
     ),
     Kind.RESOLVED: Metric("onefold_resolved_total", "counter", _OPERATION, "Records that were resolved."),
     Kind.NOT_RECORDED: Metric(

@@ -120,4 +120,4 @@ def _usable(found: object) -> str | None:
 
 
 def _done() -> None:
-    """Do nothing: it was processed before it is remembered."""
+    """Do nothing: the message was already processed."""

@@ -1,4 +1,4 @@
-"""Where a store's records are, however its URL is written: two URLs of one location are one store.
+"""Identify where a store's records are, however its URL is written: two URLs of one location are one store.
 
 Nothing is opened, and doubts count as one store: two guards that unknowingly share records lose a message, while a
 superfluous finding is only a line to read.

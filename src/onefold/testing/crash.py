@@ -112,7 +112,7 @@ class Fate:
             self.die()
 
     def after(self, operation: str, subject: Any, notes: Any, reply: Any) -> None:
-        """Act on the reply of the store, which the worker does not live to see."""
+        """Act on the reply of the store: the worker dies before it gets it."""
         if self.point == self._reached(operation, subject, notes) and _applied(reply):
             self.die()
 

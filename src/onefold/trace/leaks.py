@@ -125,7 +125,7 @@ def of_keys(rows: Iterable[Sent]) -> Iterator[Repeated]:
 
 
 def _add(found: set[str], first: str | None, last: str | None) -> None:
-    """Add both: two are enough to know that there is more than one."""
+    """Add both, up to two: that is enough to know that there is more than one."""
     for one in (first, last):
         if one is not None and len(found) < ENOUGH:
             found.add(one)

@@ -291,11 +291,11 @@ def test_sync_for_async_is_refused(client: Any) -> None:
     import boto3
     from aiobotocore.session import AioSession
 
-    with pytest.raises(UsageError, match="blocks, and an AsyncGuard awaits"):
+    with pytest.raises(UsageError, match="is sync, but this is an AsyncGuard"):
         adopt(client, is_async=True)
-    with pytest.raises(UsageError, match="blocks, and an AsyncGuard awaits"):
+    with pytest.raises(UsageError, match="is sync, but this is an AsyncGuard"):
         adopt(boto3.Session(region_name="eu-west-1"), is_async=True)
-    with pytest.raises(UsageError, match="is awaited, and a Guard blocks"):
+    with pytest.raises(UsageError, match="is async, but this is a Guard"):
         adopt(AioSession(), is_async=False)
 
 

@@ -169,7 +169,7 @@ class StepLog:
         address = self.entry.address
         return UsageError(
             f"{address.operation} [key {address.digest}]: the step {name!r} was finished by an earlier attempt, but "
-            f"{why}. It did not run again, and this delivery is not done: a step of another name runs afresh, and "
+            f"{why}. It did not run again, and this delivery is not done: under another name the step runs, and "
             "`onefold resolve` settles the whole delivery"
         )
 

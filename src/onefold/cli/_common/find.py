@@ -141,7 +141,7 @@ def _has_records(store: Browsable, query: Query) -> bool:
 
 
 def unmatched(store: Browsable, query: Query, *, of: str = "", done: str) -> str:
-    """Say that no record has the scope or operation of a query, which may be a typo; empty if it names neither."""
+    """Return a message that no record has the scope or operation of a query; empty if the query names neither."""
     options = [("--scope", query.scope), ("--operation", query.operation)]
     named = " ".join(f"{option} {shlex.quote(visible(value))}" for option, value in options if value is not None)
     if not named:

@@ -102,7 +102,7 @@ class Job:
         return f"{self.target.name} ({self.target.place})" if self.target.name else self.target.place
 
     def do(self, batch: int, limit: int | None, stop: threading.Event, *, goes_on: bool) -> None:
-        """Make one pass. A failing store does not keep others from being purged, nor itself from the next pass."""
+        """Make one pass. A store that fails stops neither the purge of others nor its own next pass."""
         if not self.waits_for_us or stop.is_set():
             return
         self.problem = ""

@@ -301,7 +301,7 @@ def _preview(found: Sequence[Record], *, err: bool) -> None:
 
 
 def _print(work: Work, format_: Format, *, dry_run: bool) -> None:
-    """Print what was done so far, even if it came to an end too early."""
+    """Print what was done so far, even if it ended early."""
     if len(work.results) == 1 and not (work.resolved or dry_run):
         return
     if format_ is Format.JSON:

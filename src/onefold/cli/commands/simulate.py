@@ -23,7 +23,7 @@ def simulate(
 ) -> None:
     """Run the production code through every interleaving of a few workers, and check what must hold.
 
-    Exits with 1 if a statement does not hold: then the shortest history that breaks it is printed as a story.
+    Exits with 1 if an invariant does not hold: then the shortest history that breaks it is printed as a story.
     """
     if story is not None:
         _again(story, format)

@@ -72,7 +72,7 @@ def responding(view: Callable[..., Any], request: Any, args: Any, kwargs: Any) -
     rest = (getattr(request, "parser_context", None) or {}).get("view")
     if rest is None:
         raise UsageError(
-            "this request of Django REST framework does not say whose it is, and nobody could render its response. "
+            "this request of Django REST framework does not name its view, so its response cannot be rendered. "
             "Nothing ran. Put @idempotent right below @api_view, or above it"
         )
     return functools.partial(finalized, rest, view, request, args, kwargs)

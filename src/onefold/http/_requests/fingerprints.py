@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from onefold.http._shared.messages import Body, Request
 
-# Returns what has to be equal in all requests with one key, beside host, method and path.
+# Returns what has to be equal in all requests with one key, besides host, method and path.
 RequestFingerprint = Callable[[Request, Body], Any]
 
 # RFC 2046. A boundary of another form is not used: its body is compared byte by byte, including its boundary.
@@ -34,7 +34,7 @@ PORT: Final = re.compile(r":[0-9]*$")
 
 
 def whole_content(request: Request, body: Body) -> tuple[bytes, str, bytes]:
-    """Return all that a retry has to repeat beside host, method and path: the query, the media type and the body."""
+    """Return all that a retry has to repeat besides host, method and path: the query, the media type and the body."""
     return request.query, *content_of(request, body)
 
 

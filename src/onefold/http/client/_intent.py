@@ -47,7 +47,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     anything that a guard takes, or a guard. A block that ends without an error but without a request raises
     `UsageError`.
     `server_keeps` is how long the server remembers a key, by its published policy. An older intent raises
-    `OutcomeUnknown` and sends nothing: the server would take it for a new request.
+    `OutcomeUnknown` and sends nothing: the server would treat it as a new request.
     """
 
     def __init__(self, name: str, *, store: Any, server_keeps: Duration = "24h") -> None:
@@ -249,7 +249,7 @@ class intent:  # noqa: N801 - it is written as a verb: with intent("pay-order-42
     def _kept(self, found: Outcome[str], record: Record | None) -> str:
         """Return the key, if a restart would find it again, and if the server still remembers it."""
         if not found.recorded:
-            raise StoreUnavailable(f"intent({self.name!r}) could not be kept over a crash. Nothing was sent")
+            raise StoreUnavailable(f"intent({self.name!r}) could not be stored for after a crash. Nothing was sent")
         if record is not None and record.age >= self._server_keeps:
             raise OutcomeUnknown(
                 f"intent({self.name!r}) is {_old(record.age)} old, and the server remembers a key for "

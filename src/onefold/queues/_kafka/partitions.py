@@ -95,7 +95,7 @@ Steps = Generator[Step, Any, Any]
 
 
 class Options(PolicyFields, total=False):
-    """Further options of `guarded` and `guarded_batches` of both clients, beside the fields of a policy."""
+    """Further options of `guarded` and `guarded_batches` of both clients, besides the fields of a policy."""
 
     # A message without a key: to the dead letters, or run without a guard.
     missing_key: MissingKeyRule
@@ -309,7 +309,7 @@ class Ledger:
         return None
 
     def come_again(self, deliveries: Iterable[Delivery]) -> None:
-        """Go back to messages that were read, and that nobody could look at."""
+        """Seek back to messages that were read but could not be handled."""
         for delivery in deliveries:
             spot, waiting = delivery.spot, self._waiting.get(delivery.spot.partition)
             if self._is_ours(spot) and (waiting is None or waiting.resumed or spot.offset < waiting.offset):

@@ -208,7 +208,7 @@ def throw_away_key() -> str:
 
 
 def nothing(value: object) -> None:
-    """Drop a result, as a queue has nobody to answer; but refuse an object whose code has not run yet."""
+    """Drop a result, because a queue has no caller to return it to; refuse an object whose code has not run yet."""
     if inspect.iscoroutine(value):
         value.close()
     if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):

@@ -162,7 +162,7 @@ def open_store(url: str) -> DjangoStore:
 
 
 def open_async_store(url: str) -> NoReturn:
-    """Raise `UsageError`: Django's connections cannot be awaited."""
+    """Raise `UsageError`: Django's connections are sync only."""
     raise UsageError(
         f"{url!r}: Django has no async transactions, so an AsyncGuard cannot use its connections. Use a Guard in "
         "sync code (sync_to_async), or an AsyncGuard with a URL of the same database"

@@ -101,7 +101,7 @@ class OwnAsyncClients:
         return await home.get()
 
     def _forget_closed(self) -> None:
-        """Forget loops that were closed: what lives in one knows it, and would keep it and its client forever."""
+        """Forget closed loops: the objects of a loop refer to it, and would keep it and its client alive forever."""
         for found in self._homes.keyrefs():
             loop = found()
             if loop is not None and loop.is_closed():
@@ -222,10 +222,10 @@ def own_async(settings: Settings) -> OwnAsyncClients:
 def check_sync_or_async(client: Any, *, is_async: bool) -> None:
     """Raise `UsageError` for a sync client on an async guard, or the reverse."""
     if _is_async_client(client) and not is_async:
-        raise UsageError(f"{_name(client)} is awaited, and a Guard blocks: pass it to an AsyncGuard, or a boto3 client")
+        raise UsageError(f"{_name(client)} is async, but this is a Guard: use an AsyncGuard, or pass a boto3 client")
     if is_async and not _is_async_client(client):
         raise UsageError(
-            f"{_name(client)} blocks, and an AsyncGuard awaits: pass it to a Guard, or an aiobotocore session or client"
+            f"{_name(client)} is sync, but this is an AsyncGuard: use a Guard, or pass an aiobotocore session or client"
         )
 
 

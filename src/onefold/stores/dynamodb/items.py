@@ -208,7 +208,7 @@ def item_of(entry: Entry, revision: int, now: Now) -> Item:
         "address": {"S": text_of(entry.address)},
         "state": {"S": entry.state.value},
         "attempt": _number(entry.attempt),
-        # The age is compared with a downstream system's memory: rather too old than too young.
+        # The age is compared with a downstream system's memory: better too old than too young.
         "began": _moment(now.earliest - entry.age),
         "changed": _moment(now.earliest),
         "lease_until": _until(now.latest + entry.lease) if entry.lease > 0 else None,

@@ -92,7 +92,7 @@ class HandMadeTable:
 
 
 def open_lookup(table: HandMadeTable, codec: Codec, *, is_async: bool) -> TableLookup | AsyncTableLookup:
-    """Return what reads the rows of the table as records; it connects on first use."""
+    """Return a reader of the rows as records; it connects on first use."""
     from onefold.stores.hand_made.lookup import AsyncTableLookup, TableLookup
 
     return AsyncTableLookup(table, codec) if is_async else TableLookup(table, codec)

@@ -133,10 +133,10 @@ class LookupRules:
         return min(entries, key=lambda entry: entry.age).as_record() if entries else None
 
     def _unusable(self, address: Address, why: str) -> UsageError:
-        """Create the error for a row of this very key that cannot be understood: in doubt, nothing runs."""
+        """Create the error for a row with exactly this key that cannot be read: nothing runs then."""
         return UsageError(
             f"{address.operation} [key {address.digest}]: its row in {self.table.table} cannot be used: {why}. Nothing "
-            "ran. Mend the row, or make a view that does"
+            "ran. Fix the row, or create a view that does"
         )
 
     def _warn(self, text: str) -> None:

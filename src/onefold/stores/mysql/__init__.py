@@ -50,7 +50,7 @@ class MysqlRules(SqlRules):
 
 
 class MysqlStore(MysqlRules, SqlStore):
-    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
     _driver = "pymysql"
     _pool_of = Pool

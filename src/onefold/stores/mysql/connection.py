@@ -52,7 +52,7 @@ class Watched:
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Note the driver's error. After any other, which has come between a request and its reply, break off."""
+        """Note the driver's error. Close after any other: it came between a request and its reply."""
         try:
             yield
         except self._driver_error as error:

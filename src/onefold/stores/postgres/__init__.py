@@ -26,7 +26,7 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 
 
 class PostgresStore(SqlStore):
-    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
 
 class AsyncPostgresStore(AsyncSqlStore):

@@ -1,4 +1,4 @@
-"""The seam between the SQL stores and a driver: an adapter around one connection, and the classification of its errors.
+"""The interface between SQL stores and a driver: an adapter around one connection, and the classes of its errors.
 
 An adapter sends statements, and begins and ends transactions only when told to. One adapter per driver serves the
 store, transactions of our own and transactions of a caller.

@@ -146,7 +146,7 @@ def find(
 
 
 def _ask(database: Database, table: str, request: SqlRequest) -> SqlFlow[Reply]:
-    """Send a statement. What the store says about an error would be about tables of its own."""
+    """Send a statement, and report its errors ourselves: the store's messages are about its own tables."""
     try:
         reply: Reply = yield request
     except Exception as error:

@@ -2,8 +2,8 @@
 
 Pure: no driver, no I/O, no clock. `statements` and `dialect` build statements and flows of it, and drivers send them.
 
-Parameters are named (`:token`). Durations go in and come out, and `:now` is the store's clock: a timestamp never
-crosses the seam. An infinite duration is NULL, and stays NULL whatever is added to it, so that NULL means forever.
+Parameters are named (`:token`). Durations go in and come out, and `:now` is the store's clock: no timestamp is sent or
+returned. An infinite duration is NULL, and stays NULL whatever is added to it, so that NULL means forever.
 """
 
 from __future__ import annotations

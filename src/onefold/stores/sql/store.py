@@ -161,7 +161,7 @@ class SqlRules:
             raise error
 
     def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Flow[None]:
-        """Maybe purge a batch after deliveries have ended: those of these claims, or of a transaction."""
+        """Purge a batch, now and then, after deliveries have ended: those of these claims, or of a transaction."""
         due = background_purge.batches_due(ended) if self.database.purges else 0
         if due == 0:
             return
@@ -209,7 +209,7 @@ class SqlRules:
 
 
 class SqlStore(SqlRules):
-    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and over a fork."""
+    """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
     _pool: StoresPool
     _run_on = staticmethod(run_on)
@@ -400,5 +400,5 @@ class Attempts:
 
 
 def _say_nothing(_connection: Any) -> Flow[None]:
-    """Do nothing, on a connection that only has to be opened."""
+    """Send nothing: the connection only has to be opened."""
     yield from ()

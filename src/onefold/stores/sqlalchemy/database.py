@@ -53,7 +53,7 @@ def _database(engine: Engine) -> Database:
 
 
 def _drop_torn(context: ExceptionContext) -> None:
-    """Have SQLAlchemy drop a connection on which a statement was interrupted, a handler's or anybody else's.
+    """Make SQLAlchemy drop a connection on which any statement was interrupted, even a handler's.
 
     SQLAlchemy itself does so after Ctrl-C, but not after an `Exception` from a signal handler. Back in the pool, its
     next user would get the answer that nobody has read.

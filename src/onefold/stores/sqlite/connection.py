@@ -156,7 +156,7 @@ class SqliteConnection:
         self._turn.release()
 
     def abandon(self) -> None:
-        """Neither use nor close the parent's connection, in a child that inherited it open."""
+        """Leave the parent's connection, inherited open by this child, neither used nor closed."""
         if self._at_exit is not None:
             _abandoned.append(self._at_exit.detach())
         self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None

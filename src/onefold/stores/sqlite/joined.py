@@ -74,7 +74,7 @@ class JoinedRecords:
         return isinstance(error, (sqlite3.Error, OnefoldError))
 
     def judge(self, claim: Claim, error: BaseException) -> None:
-        """Do nothing: a file has one writer at a time, so no other delivery can have come between."""
+        """Do nothing: a file has one writer at a time, so no other delivery can have written in between."""
 
     def _check_inside(self) -> None:
         if not self._is_inside():

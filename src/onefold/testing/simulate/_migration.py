@@ -32,7 +32,7 @@ BEFORE: Final = b"whoever was there before"
 
 
 class Past(msgspec.Struct, frozen=True):
-    """The past events that the statements need."""
+    """The past events that the invariants need."""
 
     starts: int = 0
     # Handlers that raised, so that nothing happened; probe answers that say the same; leases that ended.
@@ -227,7 +227,7 @@ class Migrating:
         return _put(world, who, mover)
 
     def close(self, world: Two, lines: list[str]) -> None:
-        """Check statement 8, from both sides: a done record is replayed, and an unsettled one runs or is held."""
+        """Check invariant 8, from both sides: a done record is replayed, and an unsettled one runs or is held."""
         for side in self._homes:
             for number, row in enumerate(world.rows):
                 if row is not None and row.state is State.RUNNING:

@@ -86,7 +86,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 0.0
     store_down: StoreDown = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
-    # The numbers of statements that are not checked, to see what else would find the same defect.
+    # The numbers of invariants that are not checked, to see what else would find the same defect.
     ignoring: frozenset[int] = frozenset()
 
     @property

@@ -17,7 +17,7 @@ TOLD_EVERY = 2_000
 
 
 class Story(NamedTuple):
-    """A history that breaks a statement: readable lines, and the actions to run it again."""
+    """A history that breaks an invariant: readable lines, and the actions to run it again."""
 
     scenario: Scenario
     number: int
@@ -27,7 +27,7 @@ class Story(NamedTuple):
 
     def __str__(self) -> str:
         numbered = (f"{number:3}. {line}" for number, line in enumerate(self.lines, 1))
-        broken = (f"     statement {self.violation}",) if self.violation else ()
+        broken = (f"     invariant {self.violation}",) if self.violation else ()
         return "\n".join((f"{self.scenario.name}:", *numbered, *broken))
 
     @property

@@ -1,4 +1,4 @@
-"""Check the statements of `docs/guarantees.md` in every history, at each event."""
+"""Check the invariants of `docs/guarantees.md` in every history, at each event."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onefold.testing.simulate._worker import Effect, End, Moment, Returned
 if TYPE_CHECKING:
     from onefold.testing.simulate._world import Worker
 
-# The statements that are proved, per address, between forget, bypass and expiry.
+# The invariants that are proved, per address, between forget, bypass and expiry.
 STATEMENTS: Final = {
     1: "starts <= 1 + take-overs after a lease's end + releases + resolved reruns + unprotected runs; "
     "without a fault exactly 1",
@@ -46,7 +46,7 @@ WITHOUT_RESULT = "(none)"
 
 
 class Violation(AssertionError):
-    """A statement does not hold."""
+    """An invariant does not hold."""
 
     def __init__(self, number: int, how: str) -> None:
         super().__init__(f"{number}: {how}")
@@ -54,7 +54,7 @@ class Violation(AssertionError):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """The past events that the statements need; counting restarts when a finished record expires."""
+    """The past events that the invariants need; counting restarts when a finished record expires."""
 
     starts: int = 0
     claims: int = 0
@@ -94,7 +94,7 @@ class Statements:
         return replace(worker, inside=False) if isinstance(step, Closing) else worker
 
     def performed(self, past: Past, step: StoreStep, before: Row | None, after: Row | None, reply: Any) -> Past:
-        """Check an operation of the store: statement 6, and its change."""
+        """Check an operation of the store: invariant 6, and its change."""
         if isinstance(step, Claiming):
             return self._asked(past, step, before, after, reply)
         if before == after:
@@ -171,7 +171,7 @@ class Statements:
         return replace(past, done=value)
 
     def started(self, past: Past, worker: Worker, workers: tuple[Worker, ...]) -> Past:
-        """Check the start of a handler: statements 1 to 4."""
+        """Check the start of a handler: invariants 1 to 4."""
         if worker.epoch != past.epoch:
             return past
         past = replace(past, starts=past.starts + 1)
@@ -194,7 +194,7 @@ class Statements:
         return past
 
     def happened(self, past: Past, worker: Worker, effect: Effect) -> Past:
-        """Check an effect: statement 7, and that no later claim repeats a finished step."""
+        """Check an effect: invariant 7, and that no later claim repeats a finished step."""
         if effect.step in worker.steps:
             self._broken(9, f"the step {effect.step!r} was finished, and ran again")
         if effect.step:
@@ -212,7 +212,7 @@ class Statements:
         return replace(past, not_done=past.not_done + 1) if way == "not done" else past
 
     def ended(self, past: Past, worker: Worker) -> None:
-        """Check the end of a delivery: statements 3 and 5."""
+        """Check the end of a delivery: invariants 3 and 5."""
         end = worker.at
         assert isinstance(end, End)
         own = end.kind == "outcome" and not end.replayed
@@ -244,7 +244,7 @@ class Statements:
             self._broken(1, f"{past.starts} starts without a fault")
 
     def settled(self, past: Past, end: Moment) -> None:
-        """Check statement 8: how the last delivery ended."""
+        """Check invariant 8: how the last delivery ended."""
         assert isinstance(end, End)
         if self.scenario.bypass and not (end.kind == "outcome" and end.replayed):
             self._broken(10, f"it was done before the bypass, and a fresh delivery {end.story}")

@@ -78,8 +78,8 @@ class Spoken:
     def finish_joined(self, claim: Claim, ending: Ending) -> Generator[Any, Any, Any]:
         return (yield Finishing(claim, ending))
 
-    def release(self, claim: Claim, memory: Released | None) -> Generator[Any, Any, Any]:
-        return (yield Releasing(claim, memory))
+    def release(self, claim: Claim, released: Released | None) -> Generator[Any, Any, Any]:
+        return (yield Releasing(claim, released))
 
 
 def _classify(error: BaseException) -> ErrorInfo | None:
@@ -242,7 +242,7 @@ class Stage:
                 return
 
     async def end(self) -> None:
-        """End any remaining clean-up at once: nobody looks any more."""
+        """End any remaining clean-up at once: its result no longer matters."""
         self.over = True
         while not self._task.done():
             if self._waiting is not None:

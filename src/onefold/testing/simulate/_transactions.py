@@ -192,7 +192,7 @@ class Transactions:
         return _put(world, who, client)
 
     def close(self, world: Database, lines: list[str]) -> None:
-        """Check statement 8: when all is over, a fresh delivery runs or replays."""
+        """Check invariant 8: when all is over, a fresh delivery runs or replays."""
         world = replace(world, clients=(Client(self._last),), faults=0)
         while not world.clients[0].ended:
             moment = world.clients[0].at

@@ -1,6 +1,6 @@
 """The world between two moments, and the events that can happen next.
 
-A `World` is a value: the record, the position of each worker, and the past events that the statements need. Two
+A `World` is a value: the record, the position of each worker, and the past events that the invariants need. Two
 histories that lead to equal worlds have equal futures, so that each world is explored once. The store is the production
 `MemoryStore`; its clock stands at zero, and time passes by changing the record.
 """
@@ -154,7 +154,7 @@ class Physics:
             yield Action(NATURE, "long time")
 
     def apply(self, world: World, action: Action) -> World:
-        """Return the world after the action. Raises `Violation` if a statement does not hold."""
+        """Return the world after the action. Raises `Violation` if an invariant does not hold."""
         if action.fault:
             world = replace(world, faults=world.faults - 1)
         if action.who == NATURE:
@@ -267,7 +267,7 @@ class Physics:
         return _put(world, who, worker)
 
     def close(self, world: World, lines: list[str]) -> None:
-        """Check statement 8: when the leases have passed, a fresh delivery settles it, described in `lines`."""
+        """Check invariant 8: when the leases have passed, a fresh delivery settles it, described in `lines`."""
         self.statements.over(world.past, faults_used=self.scenario.faults - world.faults)
         row = world.row
         if row is not None and row.state is State.RUNNING:

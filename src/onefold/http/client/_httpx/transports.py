@@ -57,7 +57,7 @@ NOT_AGAIN: Final = (httpx.PoolTimeout,)
 
 
 class _Sending:
-    """Sends a request until its response is final. The two transports add blocking and awaiting."""
+    """Sends a request until its response is final. The two transports make it sync or async."""
 
     def __init__(self, retries: Retries) -> None:
         self._plan = plan(retries, LOST, NOT_AGAIN)

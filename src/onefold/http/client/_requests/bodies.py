@@ -76,7 +76,7 @@ class _Rest:
 
 
 def monitor(response: requests.Response, answer: Answer) -> None:
-    """Note when a response was read to its end. A streamed one is its reader's, who repeats what breaks off."""
+    """Note when a response was read to its end. If a streamed one breaks off, its reader has to ask again."""
     raw: Any = response.raw
     if isinstance(vars(response)["_content"], bytes) or getattr(raw, "length_remaining", None) == 0:
         answer.ended()
