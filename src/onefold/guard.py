@@ -23,7 +23,7 @@ from onefold._concurrency.generators import run
 from onefold._delivery.drive import drive
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment
+from onefold._guard.options import moment, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -125,6 +125,7 @@ class Guard(GuardBase):
     ) -> None:
         super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
+    @with_parentheses
     def idempotent(
         self,
         operation: str,
@@ -177,6 +178,7 @@ class Guard(GuardBase):
 
         return cast("Guarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
 
+    @with_parentheses
     def transactional(
         self,
         operation: str,

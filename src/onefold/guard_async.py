@@ -11,7 +11,7 @@ from onefold._concurrency.generators import run_async
 from onefold._delivery.drive import drive_async
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment
+from onefold._guard.options import moment, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -92,6 +92,7 @@ class AsyncGuard(GuardBase):
     ) -> None:
         super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
+    @with_parentheses
     def idempotent(
         self,
         operation: str,
@@ -141,6 +142,7 @@ class AsyncGuard(GuardBase):
 
         return cast("AsyncGuarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
 
+    @with_parentheses
     def transactional(
         self,
         operation: str,
