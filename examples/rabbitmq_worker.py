@@ -84,9 +84,9 @@ def produce(channel: Any, queue: str) -> None:
     """Three orders. The producer does not hear two of the confirmations, and sends again with the key that it has."""
     orders = [("asha", 4500, 2), ("rahul", 900, 1), ("asha", 200, 3)]
     for account, amount, times in orders:
-        body, key = json.dumps({"account": account, "amount": amount}).encode(), None
+        body, key = json.dumps({"account": account, "amount": amount}).encode(), secrets.token_hex(8)
         for _ in range(times):
-            key = send(channel, queue, body, key=key, content_type="application/json")
+            send(channel, queue, body, key=key, content_type="application/json")
         print(f"sent {times} x {account} +{amount}")
     channel.basic_publish("", queue, b"from somebody without keys")
 

@@ -23,7 +23,7 @@ from onefold._concurrency.generators import run
 from onefold._delivery.drive import drive
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment
+from onefold._guard.options import moment, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -59,6 +59,8 @@ class Guarded(Protocol[P, R]):
 
     __name__: str
     __wrapped__: Callable[..., Any]
+    # What its deliveries follow: the guard's policy, with what the decorator changes.
+    policy: Policy
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
@@ -125,6 +127,7 @@ class Guard(GuardBase):
     ) -> None:
         super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
+    @with_parentheses
     def idempotent(
         self,
         operation: str,
@@ -157,11 +160,13 @@ class Guard(GuardBase):
                 outcome = drive(*self._deliver(request, handler, wanted, policy))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
-            return self._decorated(function, call, deliver)
+            return self._decorated(function, call, self._chosen(policy), deliver)
 
         return cast("Decorator", decorate)
 
-    def _decorated(self, function: Callable[P, R], call: GuardedFunction, deliver: Callable[..., Any]) -> Guarded[P, R]:
+    def _decorated(
+        self, function: Callable[P, R], call: GuardedFunction, policy: Policy, deliver: Callable[..., Any]
+    ) -> Guarded[P, R]:
         """Wrap the function for its callers, with its three ways to be called."""
 
         @functools.wraps(function)
@@ -175,8 +180,9 @@ class Guard(GuardBase):
         def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", deliver(args, kwargs, bypass=True, bare=False))
 
-        return cast("Guarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
+        return cast("Guarded[P, R]", as_written(guarded, call, policy, outcome=outcome, bypass=bypass))
 
+    @with_parentheses
     def transactional(
         self,
         operation: str,
@@ -213,7 +219,7 @@ class Guard(GuardBase):
                     outcome = drive(flow(delivery), self._inside(transaction))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
-            return self._decorated(function, call, deliver)
+            return self._decorated(function, call, self._chosen(policy), deliver)
 
         return cast("Decorator", decorate)
 

@@ -11,7 +11,7 @@ from onefold._concurrency.generators import run_async
 from onefold._delivery.drive import drive_async
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment
+from onefold._guard.options import moment, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -47,6 +47,8 @@ class AsyncGuarded(Protocol[P, R]):
 
     __name__: str
     __wrapped__: Callable[..., Any]
+    # What its deliveries follow: the guard's policy, with what the decorator changes.
+    policy: Policy
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run it, or replay its result. Raises `ResultNotKept` on a replay without a stored result."""
@@ -92,6 +94,7 @@ class AsyncGuard(GuardBase):
     ) -> None:
         super().__init__(store, migrate_from, policy, fields, scope, on_event, codec)
 
+    @with_parentheses
     def idempotent(
         self,
         operation: str,
@@ -116,7 +119,7 @@ class AsyncGuard(GuardBase):
                 outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
-            return self._decorated(function, call, deliver)
+            return self._decorated(function, call, self._chosen(policy), deliver)
 
         return decorate
 
@@ -124,6 +127,7 @@ class AsyncGuard(GuardBase):
         self,
         function: Callable[P, Coroutine[Any, Any, R]],
         call: GuardedFunction,
+        policy: Policy,
         deliver: Callable[..., Awaitable[Any]],
     ) -> AsyncGuarded[P, R]:
         """Wrap the function for its callers, with its three ways to be called."""
@@ -139,8 +143,9 @@ class AsyncGuard(GuardBase):
         async def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", await deliver(args, kwargs, bypass=True, bare=False))
 
-        return cast("AsyncGuarded[P, R]", as_written(guarded, call, outcome=outcome, bypass=bypass))
+        return cast("AsyncGuarded[P, R]", as_written(guarded, call, policy, outcome=outcome, bypass=bypass))
 
+    @with_parentheses
     def transactional(
         self,
         operation: str,
@@ -171,7 +176,7 @@ class AsyncGuard(GuardBase):
                     outcome = await drive_async(flow(delivery), self._inside(transaction))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
-            return self._decorated(function, call, deliver)
+            return self._decorated(function, call, self._chosen(policy), deliver)
 
         return decorate
 

@@ -625,8 +625,17 @@ def test_held_keeps_the_oldest_and_counts_the_others(shelf: Shelf) -> None:
 
     assert [line.split("\t")[2] for line in said.stdout.splitlines()[1:]] == ["k9", "k8"]
     assert "the oldest 2 of 10" in said.stderr
-    assert "--limit 10" in said.stderr
+    assert "For all of them: --all" in said.stderr
     assert "the oldest" not in shelf.run("held", "--limit", "10").stderr
+
+
+def test_held_lists_all_of_them_if_asked(shelf: Shelf) -> None:
+    for number in range(60):
+        shelf.hold(f"k{number}", age=9_000.0 - number)
+
+    assert "For all of them: --all" in shelf.run("held").stderr
+    assert shelf.keys("held", "--all") == [f"k{number}" for number in range(60)]
+    assert "the oldest" not in shelf.run("held", "--all").stderr
 
 
 @pytest.mark.parametrize("command", [["resolve", "--done", "--reason", "x"], ["forget"]])

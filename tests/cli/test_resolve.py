@@ -111,7 +111,10 @@ def test_a_filter_that_matches_nothing_says_so(shelf: Shelf) -> None:
     said = shelf.run("resolve", "--operation", "charge", "--remark", "no such words", "--rerun", *WHY, "--yes")
 
     assert (said.exit_code, said.stdout) == (0, "")
-    assert said.stderr == "onefold: nothing that is held matches: nothing was resolved\n"
+    assert said.stderr == (
+        "onefold: nothing that is held matches: nothing was resolved. "
+        "To correct what was resolved before, name its keys\n"
+    )
 
 
 @pytest.mark.parametrize("command", [("held",), ("resolve", "--rerun", *WHY, "--yes")])

@@ -217,6 +217,8 @@ def test_an_operation_that_the_file_does_not_name_is_refused(file: Path, tmp_pat
         for way in ways:
             with pytest.raises(UsageError, match=r"is for 'charge', 'refund', not for 'charg': did you mean"):
                 way()
+        with pytest.raises(UsageError, match="needs its arguments"):
+            charge.idempotent(handle)  # type: ignore[arg-type, call-arg]
         assert charge.run("refund", "pay_1", lambda: 1).value == 1
         assert guards["views"].run("whatever it is called", "k", lambda: 1).value == 1
 

@@ -72,8 +72,8 @@ SAID_BEFORE_ANYTHING_RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "a store of another kind": (lambda: Guard(3), r"store=int is not a store: pass a URL .* a Store, or a function"),  # type: ignore[arg-type]
     "a memory store with a path": (lambda: Guard("memory:x").store, r"'memory:x': .* memory:\?limit="),
     "a limit that is not a number": (lambda: Guard("memory:?limit=x").store, r"limit='x' has to be a whole number"),
-    "an async store for a sync guard": (lambda: Guard(AsyncMemoryStore()).store, "belongs to an AsyncGuard"),  # type: ignore[arg-type]
-    "a sync store for an async guard": (lambda: AsyncGuard(MemoryStore()).store, "belongs to a Guard"),  # type: ignore[arg-type]
+    "an async store for a sync guard": (lambda: Guard(AsyncMemoryStore()).store, "pass its sync form, or a URL"),  # type: ignore[arg-type]
+    "a sync store for an async guard": (lambda: AsyncGuard(MemoryStore()).store, "pass its async form, or a URL"),  # type: ignore[arg-type]
     "a negative duration": (lambda: Policy(lease=-1), "lease=-1 is negative: .* zero or more"),
     "a negative timedelta": (lambda: Policy(keep=timedelta(-1)), r"keep=.* is negative"),
     "a negative duration in words": (lambda: Policy(wait="-5s"), r"wait='-5s' is negative"),

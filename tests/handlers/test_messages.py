@@ -158,3 +158,10 @@ def test_so_is_one_that_commits_its_callers_transaction(tmp_path: Path) -> None:
             guard.within(connection).run("credit", "pay_1", connection.commit)
 
         connection.close()
+
+
+@pytest.mark.parametrize("guard", [Guard("memory:"), AsyncGuard("memory:")])
+@pytest.mark.parametrize("way", ["idempotent", "transactional"])
+def test_a_decorator_without_parentheses_is_told_what_to_write(guard: Any, way: str) -> None:
+    with pytest.raises(UsageError, match=rf"Write for example @guard\.{way}\('pay', key=\.\.\.\)"):
+        getattr(guard, way)(pay)

@@ -138,3 +138,29 @@ def test_the_keywords_are_those_of_a_policy() -> None:
     for call in (Guard, Guard.run, Guard.run_batch, Guard.idempotent, Guard.transactional, Guard.within):
         own = {name for name, one in inspect.signature(call).parameters.items() if one.kind is one.KEYWORD_ONLY}
         assert own & fields == set(), "a keyword means one thing"
+
+
+def test_a_decorated_function_shows_its_policy() -> None:
+    guard = Guard("memory:", keep="forever")
+
+    class Shop:
+        @guard.idempotent("refund", key="key", lease="2m")
+        def refund(self, key: str) -> int:
+            return 1
+
+    @guard.idempotent("charge", key="key")
+    def charge(key: str) -> int:
+        return 1
+
+    assert charge.policy is guard.policy
+    assert Shop.refund.policy == Shop().refund.policy == Policy(keep="forever", lease="2m")
+
+
+def test_a_decorated_async_function_shows_its_policy() -> None:
+    guard = AsyncGuard("memory:", after_crash="hold")
+
+    @guard.idempotent("charge", key="key", policy=Policy(keep="7d"))
+    async def charge(key: str) -> int:
+        return 1
+
+    assert charge.policy == Policy(keep="7d")

@@ -493,6 +493,8 @@ def test_that_another_worker_runs_it_is_no_warning(app: Celery, caplog: pytest.L
     (line,) = [record for record in caplog.records if record.name == "onefold.queues.celery"]
     assert line.levelname == "INFO"
     assert ": InProgress: " in line.getMessage()
+    # Who reads a worker's log neither delivers nor acknowledges.
+    assert line.getMessage().endswith("]: another delivery is running it")
 
 
 ADDED = Address("", "add", "k")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import aio_pika
 import pytest
 from celery import Celery
 from confluent_kafka import Producer
+from msgspec import UNSET
 
 from onefold import Guard, MissingKey, UsageError
 from onefold.queues import aio_pika as onefold_aio_pika
+from onefold.queues import aiokafka as onefold_aiokafka
+from onefold.queues import confluent_kafka as onefold_confluent_kafka
 from onefold.queues import pika as onefold_pika
 from onefold.queues.celery import guarded
 from onefold.queues.celery import send as send_task
@@ -71,16 +74,16 @@ def test_a_header_has_to_be_named(name: Any) -> None:
 
 
 def test_a_key_that_the_sender_has_put_among_the_headers_is_the_key() -> None:
-    assert with_key({"Idempotency-Key": "a", "x": 1}, None) == ("a", {"x": 1, "idempotency-key": "a"})
+    assert with_key({"Idempotency-Key": "a", "x": 1}, UNSET) == ("a", {"x": 1, "idempotency-key": "a"})
     # The one that is named wins, and no other spelling is left beside it.
     assert with_key({"Idempotency-Key": "a", "idempotency-key": "a"}, "b") == ("b", {"idempotency-key": "b"})
-    assert with_key({"X-EVENT": b"a"}, None, "x-event") == ("a", {"x-event": "a"})
-    minted, headers = with_key(None, None)
+    assert with_key({"X-EVENT": b"a"}, UNSET, "x-event") == ("a", {"x-event": "a"})
+    minted, headers = with_key(None, UNSET)
     assert headers == {"idempotency-key": minted}
     with pytest.raises(MissingKey, match=TWO):
-        with_key({"Idempotency-Key": "a", "idempotency-key": "b"}, None)
+        with_key({"Idempotency-Key": "a", "idempotency-key": "b"}, UNSET)
     with pytest.raises(MissingKey, match="empty"):
-        with_key({"Idempotency-Key": " "}, None)
+        with_key({"Idempotency-Key": " "}, UNSET)
 
 
 @pytest.mark.parametrize("client", sorted(WORKERS))
@@ -195,3 +198,19 @@ def test_a_celery_key_is_what_the_sender_has_named_so(eager: Celery) -> None:
             pay.delay(options="o_1", amount=amount)
 
     assert ran == [{"options": "o_1", "amount": 1}]
+
+
+SENDERS: dict[str, Callable[..., Any]] = {
+    "pika": lambda **key: onefold_pika.send(NOTHING, "charges", b"4200", **key),
+    "aio_pika": lambda **key: asyncio.run(onefold_aio_pika.send(NOTHING, "charges", b"4200", **key)),
+    "confluent_kafka": lambda **key: onefold_confluent_kafka.send(NOTHING, "charges", b"4200", **key),
+    "aiokafka": lambda **key: asyncio.run(onefold_aiokafka.send(NOTHING, "charges", b"4200", **key)),
+    "celery": lambda **key: send_task(NOTHING, **key),
+}
+NOTHING: Any = object()
+
+
+@pytest.mark.parametrize("client", SENDERS)
+def test_a_sender_that_passes_no_key_by_mistake_is_told_instead_of_getting_a_new_one(client: str) -> None:
+    with pytest.raises(MissingKey, match="key=None: nothing was sent"):
+        SENDERS[client](key=None)

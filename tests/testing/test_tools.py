@@ -664,6 +664,14 @@ class TestCrashAt:
         ):
             pytest.fail("it was taken")
 
+    def test_swapped_arguments_are_told_by_the_points_that_there_are(self, crash_at: CrashAt) -> None:
+        swapped: Any = crash_at
+        with (
+            pytest.raises(UsageError, match=r"^point=Guard\(.*\) is not one of 'before_claim', "),
+            swapped(Guard("memory:"), "after_claim"),
+        ):
+            pytest.fail("it was taken")
+
     def test_of_a_transactional_handler_inside_of_another_nothing_is_left_of_both(
         self, tmp_path: Path, crash_at: CrashAt
     ) -> None:

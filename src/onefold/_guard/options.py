@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from onefold import keys
 from onefold._checks import with_article
@@ -34,6 +34,7 @@ from onefold.events import Listener, Teller
 from onefold.keys import Key
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 _PAYLOAD: Final = recipe_of_whole("payload")
@@ -42,6 +43,22 @@ _PAYLOAD: Final = recipe_of_whole("payload")
 VARIANTS_MAX: Final = 256
 
 mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
+
+
+def with_parentheses(method: F) -> F:
+    """Let a method that makes a decorator refuse a function in place of its operation: `@guard.idempotent`, bare."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **options: Any) -> Any:
+        if args and callable(args[0]):
+            raise UsageError(
+                f"@guard.{method.__name__} needs its arguments, the operation's name and its key. Write for example "
+                f"@guard.{method.__name__}({name_of(args[0]).rpartition('.')[2]!r}, key=...), with the argument that "
+                "has the key"
+            )
+        return method(self, *args, **options)
+
+    return cast("F", checked)
 
 
 class Options:

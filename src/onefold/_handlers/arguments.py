@@ -16,6 +16,7 @@ from onefold._checks import STANDS_FOR, did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._handlers.innermost import annotated
+from onefold._model.policy import Policy
 from onefold.errors import MissingKey, UsageError
 
 if TYPE_CHECKING:
@@ -301,9 +302,12 @@ class Method:
         return bound
 
 
-def as_written(guarded: Any, call: GuardedFunction, **other_ways: Callable[..., Any]) -> Callable[..., Any]:
+def as_written(
+    guarded: Any, call: GuardedFunction, policy: Policy, **other_ways: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a function as a function, for frameworks that inspect it, and a method as one that binds."""
     guarded.__signature__ = call.signature
+    guarded.policy = policy
     for name, way in other_ways.items():
         setattr(guarded, name, way)
     first = next(iter(call.signature.parameters), "")

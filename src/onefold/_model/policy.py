@@ -89,6 +89,7 @@ def check_fields(fields: Mapping[str, object], of: Callable[..., Any] | None = N
         return
     if of is None:
         raise UsageError(f"{wrong}= is not a field of a policy{did_you_mean(wrong, USUAL)}")
+    of = getattr(of, "__wrapped__", of)
     own = of.__code__.co_varnames[: of.__code__.co_argcount + of.__code__.co_kwonlyargcount]
     instead, advice = _INSTEAD.get(wrong, ("", ""))
     near = f". {advice}" if instead in own else did_you_mean(wrong, (*own, *USUAL))

@@ -51,6 +51,9 @@ class AsDeclared(Delivering):
 
     def _check(self, operation: str, way: str) -> None:
         declared = self.declared
+        if callable(operation):
+            # A decorator without parentheses, which the guard refuses.
+            return
         if not declared.any_operation and operation not in declared.operations:
             raise UsageError(
                 f"{self.origin}: the guard {declared.name!r} is for {', '.join(map(repr, declared.operations))}, not "

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import UnsetType
+
 from onefold import MissingKey, UsageError
 from onefold.keys import KEY_MAX, canonical, checked_key, json_field
 
@@ -198,13 +200,18 @@ def minted(key: Key | None) -> str:
     return str(uuid.uuid4()) if found is None else found
 
 
-def with_key(headers: Mapping[str, Any] | None, key: Key | None, name: str = KEY_HEADER) -> tuple[str, dict[str, Any]]:
+def with_key(
+    headers: Mapping[str, Any] | None, key: Key | UnsetType, name: str = KEY_HEADER
+) -> tuple[str, dict[str, Any]]:
     """Return the key of a message to send, and its headers with only that key.
 
-    It is the sender's, from `key` or else from a header that the sender has set itself, or a new one.
+    It is the sender's, from `key` or else from a header that the sender has set itself, or a new one. Raises
+    `MissingKey` for None: whoever passes a key wants that one, and a new one would never find the duplicate.
     """
     given = headers or {}
-    chosen = minted(usable(header(name)(Message(b"", given))) if key is None else key)
+    if key is None:
+        raise MissingKey("key=None: nothing was sent. Pass the key of the message, or leave key= out for a new one")
+    chosen = minted(usable(header(name)(Message(b"", given))) if isinstance(key, UnsetType) else key)
     return chosen, {**{one: value for one, value in given.items() if not is_header(one, name)}, name: chosen}
 
 

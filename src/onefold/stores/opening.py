@@ -169,7 +169,11 @@ def _checked(store: Any, *, is_async: bool) -> Any:
         raise UsageError(_what_it_takes(store))
     if inspect.iscoroutinefunction(store.claim) != is_async:
         mine, other = ("an AsyncGuard", "a Guard") if is_async else ("a Guard", "an AsyncGuard")
-        raise UsageError(f"{type(store).__name__} belongs to {other}, but this is {mine}")
+        form = "async" if is_async else "sync"
+        raise UsageError(
+            f"{type(store).__name__} belongs to {other}, but this is {mine}: pass its {form} form, or a URL, which has "
+            "both"
+        )
     return store
 
 

@@ -74,11 +74,11 @@ def _advice(fate: Fate, guard: Guard | AsyncGuard) -> str:
 
 
 def _check(point: object, step: object, guard: object) -> None:
+    if point not in POINTS:
+        raise UsageError(f"point={point!r} is not one of {', '.join(map(repr, POINTS))}")
     if not isinstance(guard, (Guard, AsyncGuard)):
         kind = type(guard).__name__
         raise UsageError(f"guard= is a {kind}, not a guard: pass the guard of the handler: crash_at({point!r}, guard)")
-    if point not in POINTS:
-        raise UsageError(f"point={point!r} is not one of {', '.join(map(repr, POINTS))}")
     if point == "after_step" and not (step and isinstance(step, str)):
         raise UsageError(f"step={step!r}: name the step after which to die: crash_at('after_step', guard, step='pay')")
     if point != "after_step" and step is not None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -189,6 +190,19 @@ def test_an_absent_server_is_told(mode: str, url: str) -> None:
     assert "cannot be reached" in str(told.value) or "no Sentinel knows a primary" in str(told.value)
     assert told.value.__cause__ is not None
     assert time.monotonic() - began < USUAL_LEASE
+
+
+def test_a_traceback_about_an_absent_server_has_the_clients_error_and_nothing_behind_it(mode: str) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        with (
+            opened(mode, f"redis://127.0.0.1:{taken.getsockname()[1]}/0") as store,
+            pytest.raises(StoreUnavailable) as told,
+        ):
+            store.claim(entry())
+
+    shown = "".join(traceback.format_exception(told.value))
+    assert shown.count("Traceback (most recent call last)") == 2, shown
 
 
 def test_a_wrong_password_is_told_and_never_shown(mode: str, own_redis: Server) -> None:

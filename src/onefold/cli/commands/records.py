@@ -144,16 +144,17 @@ def held(
     operation: OperationOption = None,
     scope: ScopeOption = None,
     limit: LimitOption = LIMIT,
+    everything: Annotated[bool, typer.Option("--all", help="List all that are held.")] = False,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """List what is held, oldest first, each with the command that resolves it."""
     with opened(the_store(store)) as guard:
         query = Query(scope=scope, operation=operation, state=State.HELD)
-        oldest, count = _oldest(guard.store, query, limit)
+        oldest, count = _oldest(guard.store, query, sys.maxsize if everything else limit)
         _print_held(oldest, store, format)
         if count > len(oldest):
-            note(f"these are the oldest {len(oldest)} of {count:,}. For all of them: --limit {count}")
+            note(f"these are the oldest {len(oldest)} of {count:,}. For all of them: --all")
         if count == 0:
             check_spelling(guard.store, query, done="found")
             note("nothing is held")

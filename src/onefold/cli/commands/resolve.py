@@ -338,7 +338,7 @@ def _sum_up(work: Work, *, dry_run: bool) -> None:
     for result in work.left:
         note(result.problem)
     if not work.results:
-        note("nothing that is held matches: nothing was resolved")
+        note("nothing that is held matches: nothing was resolved. To correct what was resolved before, name its keys")
     elif dry_run or len(work.results) > 1:
         count, how = (len(work.todo), "would be ") if dry_run else (work.resolved, "")
         left = f"; {len(work.left):,} left as {'it is' if len(work.left) == 1 else 'they are'}" if work.left else ""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from onefold import UsageError
 from onefold._concurrency.generators import run_async
 from onefold.durations import Duration, seconds
@@ -59,7 +61,7 @@ async def send(
     topic: str,
     value: bytes | str,
     *,
-    key: Key | None = None,
+    key: Key | UnsetType = UNSET,
     partition_by: bytes | str | None = None,
     headers: Mapping[str, str | bytes] | None = None,
     key_header: str = KEY_HEADER,

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from onefold import UsageError
 from onefold._concurrency.generators import run
 from onefold.durations import Duration, seconds
@@ -68,7 +70,7 @@ def send(
     topic: str,
     value: bytes | str,
     *,
-    key: Key | None = None,
+    key: Key | UnsetType = UNSET,
     partition_by: bytes | str | None = None,
     headers: Mapping[str, str | bytes] | None = None,
     key_header: str = KEY_HEADER,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
+from msgspec import UnsetType
+
 from onefold import MissingKey, UsageError
 from onefold._concurrency.generators import Flow
 from onefold.durations import Duration, as_text, seconds
@@ -157,7 +159,7 @@ class Unreadable(Mapping[str, Any]):
 
 
 def sent_headers(
-    headers: Mapping[str, str | bytes] | None, key: Key | None, name: str
+    headers: Mapping[str, str | bytes] | None, key: Key | UnsetType, name: str
 ) -> tuple[str, list[tuple[str, bytes]]]:
     """Return the idempotency key, new if none is given here or among the headers, and the headers that carry it."""
     chosen, carried = with_key(headers, key, name)

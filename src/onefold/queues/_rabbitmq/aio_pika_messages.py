@@ -10,6 +10,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS, PublishError
 from aiormq.abc import AbstractConnection, DeliveredMessage
+from msgspec import UNSET, UnsetType
 
 from onefold import UsageError
 from onefold._concurrency.generators import run_async
@@ -61,7 +62,7 @@ async def send(
     body: bytes,
     *,
     exchange: str = "",
-    key: Key | None = None,
+    key: Key | UnsetType = UNSET,
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:
@@ -70,11 +71,11 @@ async def send(
     On a robust channel it is sent again after a lost connection, always with the same key. Raises aio-pika's own error
     once its attempts are used up, and at once if no queue takes the message.
     """
+    chosen, carried = with_key(headers, key)
     if not channel.publisher_confirms:
         raise UsageError(
             "send() needs a channel with publisher_confirms=True: without it a lost message is not noticed"
         )
-    chosen, carried = with_key(headers, key)
     message = Message(body, **rabbitmq_consumer.sent_properties(chosen, carried, content_type))
 
     async def publish() -> None:

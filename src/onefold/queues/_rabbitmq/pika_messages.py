@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError, UnroutableError
@@ -74,7 +75,7 @@ def send(
     body: bytes,
     *,
     exchange: str = "",
-    key: Key | None = None,
+    key: Key | UnsetType = UNSET,
     headers: Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> str:

@@ -118,7 +118,11 @@ def reason_of(error: Exception) -> str:
     """Return the reason for a dead letter, and for logs: our own messages contain digests, not keys or payloads."""
     if isinstance(error, RememberedFailure):
         return f"it failed for good before, {f'with {error.type_name}' if error.type_name else 'resolved by hand'}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    told = " ".join(str(error).split())
+    if isinstance(error, InProgress):
+        # The advice is for those who deliver it themselves. Here the adapter does, and the log says when.
+        told = told.partition(". Deliver it again in ")[0]
+    return f"{type(error).__name__}: {told}"
 
 
 def named(error: BaseException) -> str:

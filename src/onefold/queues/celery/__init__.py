@@ -15,6 +15,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
 from onefold.queues._shared.consumer import MissingKeyRule
 from onefold.queues._shared.options import takes_tx
@@ -157,7 +159,7 @@ def guarded(
     return decorate
 
 
-def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | None = None, **options: Any) -> str:
+def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | UnsetType = UNSET, **options: Any) -> str:
     """Send a task or a signature under this key, or a new one. Return the key, to send it again.
 
     For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.

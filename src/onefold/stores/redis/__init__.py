@@ -357,4 +357,6 @@ def _raise(error: Exception, where: str) -> NoReturn:
     problem = translated(error, where)
     if isinstance(problem, StoreUnavailable):
         problem.reached = not came_to_nothing(error)
+        # The client's error quotes the socket's: a traceback has it once.
+        error.__suppress_context__ = True
     raise problem from error

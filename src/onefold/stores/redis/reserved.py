@@ -31,11 +31,13 @@ class Reserve(ConnectionCache):
     def take(self, pool: Any) -> Any:
         self._leave_the_parents()
         try:
-            return self._idle[pool].pop()
+            connection = self._idle[pool].pop()
         except LookupError:
+            connection = None
+        if connection is None:
             connection = new_connection(pool)
             connection.connect()
-            return connection
+        return connection
 
     def drop_idle_of(self, pool: Any) -> None:
         """Do nothing: there is one connection for each pool, and it was discarded."""

@@ -64,9 +64,11 @@ class ConnectionCache(ConnectionPool):
     def take(self, pool: Any) -> Any:
         self._leave_the_parents()
         try:
-            return self._idle[pool].pop()
+            connection = self._idle[pool].pop()
         except LookupError:
-            return super().take(pool)
+            connection = None
+        # Not where that error is handled: a server that is down would be told as its consequence.
+        return super().take(pool) if connection is None else connection
 
     def _leave_the_parents(self) -> None:
         if self._pid != os.getpid():
