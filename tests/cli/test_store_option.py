@@ -161,3 +161,10 @@ def test_import_takes_names_for_both_ends(folder: Path) -> None:
     said = onefold("import", "--from", "money", "--to", "mail", *rows, MAIL_URL="sqlite:///mail.db")
 
     assert said.stdout == "1 imported, 0 already there\n", said.output
+
+
+def test_an_option_before_its_command_is_told_where_it_goes() -> None:
+    said = CliRunner().invoke(app, ["--store", "sqlite:///x.db", "held"])
+
+    assert said.exit_code == 2
+    assert "options follow their command, as in onefold held --store URL" in said.stderr

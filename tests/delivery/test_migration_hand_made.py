@@ -508,3 +508,8 @@ def test_the_simulator_finds_a_row_that_is_not_read(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(migration, "_unless_known", unread)
 
     assert story().startswith(("1", "4"))
+
+
+def test_the_name_of_a_table_is_answered_with_what_to_write() -> None:
+    with pytest.raises(UsageError, match=r"HandMadeTable\(url, 'processed_messages', key="):
+        Guard("memory:", migrate_from="processed_messages")

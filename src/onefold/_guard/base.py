@@ -75,6 +75,11 @@ class GuardBase(Options):
             # It may be in the database of the store.
             migrate_from.check_database(is_async=self._is_async)
             return
+        if isinstance(migrate_from, str) and ":" not in migrate_from:
+            raise UsageError(
+                f"migrate_from={migrate_from!r} is not the URL of a store. If it is a table of your own, pass "
+                f"migrate_from=HandMadeTable(url, {migrate_from!r}, key='message_id', operation='credit')"
+            )
         check_source(migrate_from, is_async=self._is_async)
         if migrate_from is store or migrate_from == store:
             raise UsageError("migrate_from= names the store itself: name the one that has the records so far")

@@ -63,6 +63,8 @@ def _usage_in_one_line() -> Iterator[None]:
         context = getattr(error, "ctx", None)
         name = f" {context.info_name}" if context is not None and context.parent is not None else ""
         said = _without_passwords(str(error.format_message()).rstrip())  # type: ignore[attr-defined]
+        if "No such option: --" in said and context is not None and context.parent is None:
+            said = f"{said.rstrip('.')}: options follow their command, as in onefold held --store URL"
         if "extra argument" in said and context is not None:
             said = f"{said.rstrip('.')}{_how_to_name_a_store(said, context.command)}"
         note(f"{said}{'' if said.endswith(('.', '?')) else '.'} See onefold{name} --help")
