@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException
 from pydantic import BaseModel, Field
 
 from onefold import AsyncGuard, Policy
-from onefold.http.fastapi import IdempotencyMiddleware, idempotent_route, single_tenant
+from onefold.http.fastapi import IdempotencyMiddleware, describe, idempotent_route, single_tenant
 from tests.http_service.adapters import ADAPTERS, Service, service_on
 from tests.support import in_time
 
@@ -179,3 +179,12 @@ def test_elsewhere_a_delete_is_guarded_only_where_it_is_named(service: Service, 
         service.post(method="DELETE")
 
     assert len(service.ran) == 2
+
+
+@pytest.mark.parametrize(("rules", "described"), [("stripe", {"post", "delete"}), ("below_500", {"post"})])
+def test_the_schema_has_the_header_where_a_request_is_guarded(rules: str, described: set[str]) -> None:
+    behind = FastAPI()
+    behind.api_route("/orders", methods=["GET", "POST", "DELETE"])(lambda: None)
+    describe(behind, rules=rules)
+
+    assert {verb for verb, told in behind.openapi()["paths"]["/orders"].items() if "parameters" in told} == described

@@ -182,7 +182,7 @@ class Idempotency(Views):
                 responses.append(error)
                 raise NotFinal from None
             except Exception as error:
-                if is_called_off() or not self.exchange.answers_errors:
+                if not self.exchange.answers_errors:
                     raise
                 # As Django would do later: it logs the error, and tells its subscribers.
                 response = response_for_exception(request, error)

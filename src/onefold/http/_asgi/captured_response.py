@@ -123,7 +123,7 @@ class CapturedResponse:
     async def _send_failure(self) -> None:
         """Send what is remembered of an application that raised, and is what its duplicates get."""
         answer = self._exchange.first_failure(self.made, is_seen=self.is_seen)
-        if answer is not None and not self._monitor.client_gone:
+        if answer is not None:
             await send_answer(self._pass_on, answer)
 
     def _failure(self) -> BaseException | None:
