@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from onefold import RememberedFailure, ResultNotKept, StoreUnavailable
@@ -14,6 +15,7 @@ from onefold.http import Answer, Refusal
 from onefold.http._answers.problems import TITLES
 from onefold.http._exchange.rules import Exchange
 from onefold.http._shared.messages import Refused
+from onefold.http.client._retrying import settles
 from onefold.http.scopes import single_tenant
 from tests.http_service.adapters import ADAPTERS, Service, service_on
 
@@ -36,6 +38,7 @@ def test_the_body_of_a_refusal_is_the_applications_own(service: Service) -> None
 
     assert (reused.status, reused.body) == (422, b'{"error":"key_reused"}')
     assert reused.headers["Content-Type"] == "application/json"
+    assert reused.headers["Idempotent-Refused"] == "key_reused"
     assert reused.headers["Content-Length"] == str(len(reused.body))
     assert reused.headers["Link"] == '<https://shop.example/policy>; rel="describedby"'
     assert service.ran == [b"{}"]
@@ -86,6 +89,17 @@ def test_what_a_client_has_to_know_stays_in_the_headers() -> None:
     assert dict(answer.headers)[b"retry-after"] == b"1"
     assert dict(answer.headers)[b"cache-control"] == b"no-store"
     assert b"content-language" not in dict(answer.headers), "it is not ours any more"
+
+
+@pytest.mark.parametrize(("code", "ends"), [("key_missing", False), ("failed", True), ("result_not_kept", True)])
+@pytest.mark.parametrize(
+    "make", [None, shorter, lambda _refusal: Answer(400, [], b"no")], ids=["ours", "JSON", "whole"]
+)
+def test_an_intent_of_our_client_ends_by_the_code_whatever_the_words(make: Any, code: str, ends: bool) -> None:
+    answer = exchange(make).refused(REFUSALS[code])
+    headers = httpx.Headers([(name.decode(), value.decode()) for name, value in answer.headers])
+
+    assert settles(answer.status, headers, answer.body) is ends
 
 
 async def awaited() -> None: ...

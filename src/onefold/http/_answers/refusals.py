@@ -14,7 +14,7 @@ import msgspec
 from onefold import UsageError
 from onefold.http._answers.sendable import is_sendable
 from onefold.http._shared import options as _options
-from onefold.http._shared.messages import Answer
+from onefold.http._shared.messages import REFUSED, Answer
 
 LOG = logging.getLogger("onefold.http")
 
@@ -45,23 +45,25 @@ def own_answer(problem: Answer, make: RefusalFunction | None) -> Answer:
     document = msgspec.json.decode(problem.body)
     refusal = Refusal(document["code"], problem.status, document["title"], document["detail"], problem.headers)
     try:
-        return _answer_of(make(refusal), problem)
+        return _answer_of(make(refusal), problem, refusal.code)
     except Exception:
         LOG.exception("refusal= failed for %r, and the problem document was sent instead", refusal.code)
         return problem
 
 
-def _answer_of(given: Any, problem: Answer) -> Answer:
+def _answer_of(given: Any, problem: Answer, code: str) -> Answer:
     if given is None:
         return problem
     _options.check_not_async("refusal", given)
     if not isinstance(given, Answer):
         kept = [(name, value) for name, value in problem.headers if name not in OF_THE_BODY]
         body = msgspec.json.encode(given)
-        return with_length(Answer(problem.status, [(b"content-type", b"application/json"), *kept], body))
+        given = Answer(problem.status, [(b"content-type", b"application/json"), *kept], body)
     if not is_sendable(given):
         raise UsageError("refusal= returned an Answer that cannot be sent")
-    return with_length(given)
+    # Our client has to know it from an answer of the application: an intent must not end with it.
+    mark = (REFUSED.lower().encode(), code.encode())
+    return with_length(Answer(given.status, [*given.headers, mark], given.body, given.cut))
 
 
 def with_length(answer: Answer) -> Answer:
