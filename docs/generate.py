@@ -285,15 +285,18 @@ ROW = re.compile(r"^\| (?P<number>\d+[a-z]?) \|(?P<says>.*)\|(?P<tests>[^|]*)\|$
 NAMED = re.compile(r"\btest_\w+\b(?!\.py)")
 
 
-def edge_cases(text: str) -> str:
+def linked_tests(text: str) -> str:
     """Link the tests that the last column names, wherever they are now. To cite another test, write its name there."""
     return ROW.sub(lambda row: f"| {row['number']} |{row['says']}| {_linked(row)} |", text)
 
 
 def _linked(row: re.Match[str]) -> str:
     names = dict.fromkeys(NAMED.findall(row["tests"]))
+    if not names:
+        # It says why there is none.
+        return row["tests"].strip()
     missing = [name for name in names if name not in tests()]
-    assert not missing, f"edge case {row['number']} names tests that do not exist: {', '.join(missing)}"
+    assert not missing, f"row {row['number']} names tests that do not exist: {', '.join(missing)}"
     return "; ".join(_links(name, tests()[name]) for name in names)
 
 
@@ -316,9 +319,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
     "edge-cases.md": {},
+    "seeds.md": {},
 }
 # What is not between two marks: cells of a table that is written by hand.
-REWRITTEN: dict[str, Callable[[str], str]] = {"edge-cases.md": edge_cases}
+REWRITTEN: dict[str, Callable[[str], str]] = {"edge-cases.md": linked_tests, "seeds.md": linked_tests}
 
 
 def generated(page: str) -> str:

@@ -1,6 +1,11 @@
 """A wallet consumer with duplicates on the wire. Run it: python examples/wallet.py
 
 The effect is a row in a database that you own, so the record goes into the same transaction: both commit, or neither.
+
+A late duplicate gets the balance that was stored with the first delivery, and not the current one. It asks again for an
+answer that it has not heard: "1500 after this credit" is that answer, and stays it. The balance of now, with the
+credits of others in it, answers no question that this message asks, would be different for each retry, and would make a
+client that compares it believe that its credit was another amount. Who wants the current balance reads it.
 It needs `pip install onefold`, and no extra.
 """
 
@@ -51,6 +56,11 @@ def main(folder: Path) -> None:
             outcome = credit.outcome(**message)
             what = "absorbed" if outcome.replayed else "applied"
             print(f"  {message['id']}  {message['account']:5}  +{message['amount']:<4}  {what:8}  {outcome.value}")
+
+        # Others were credited since: the answer to this message is still the first one.
+        late = credit.outcome(**WIRE[0])
+        print(f"  {WIRE[0]['id']} once more: {late.value}, as it was then")
+        assert (late.replayed, late.value) == (True, 1500)
 
     with closing(sqlite3.connect(path)) as connection:
         effects = connection.execute("SELECT id, COUNT(*) FROM effects GROUP BY id").fetchall()

@@ -338,6 +338,7 @@ def test_the_rule_says_whether_an_exception_is_final(
 
     assert (first.status_code, second.status_code) == (500, 500)
     assert is_replay(second) is final
+    assert first.content == second.content or not final
     assert service.effects(name) == (1 if final else 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import httpx
@@ -11,7 +12,8 @@ from fastapi import Depends, FastAPI, Header, HTTPException
 from pydantic import BaseModel, Field
 
 from onefold import AsyncGuard, Policy
-from onefold.http.fastapi import IdempotencyMiddleware, idempotent_route, single_tenant
+from onefold.http.fastapi import IdempotencyMiddleware, describe, idempotent_route, single_tenant
+from tests.http_service.adapters import ADAPTERS, Service, service_on
 from tests.support import in_time
 
 
@@ -150,3 +152,40 @@ def test_an_endpoint_that_raises_a_cancellation_is_not_run_again(
 
     assert answers[1].json()["code"] == code
     assert shop.runs == 1
+
+
+@pytest.fixture(params=ADAPTERS)
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with service_on(request.param) as service:
+        yield service
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_every_request_that_changes_something_is_guarded(service: Service, method: str) -> None:
+    """A repeated DELETE gets the response of the first, and not a 404 for what is gone."""
+    service.take({"scope": single_tenant, "rules": "stripe"})
+
+    first, again = (service.post(method=method) for _ in range(2))
+
+    assert (first.body, first.is_replay, again.is_replay) == (again.body, False, True)
+    assert len(service.ran) == 1
+
+
+@pytest.mark.parametrize("options", [{"rules": "below_500"}, {"rules": "stripe", "methods": ["POST"]}], ids=str)
+def test_elsewhere_a_delete_is_guarded_only_where_it_is_named(service: Service, options: dict[str, Any]) -> None:
+    service.take({"scope": single_tenant, **options})
+
+    for _ in range(2):
+        service.post(method="DELETE")
+
+    assert len(service.ran) == 2
+
+
+@pytest.mark.parametrize(("rules", "described"), [("stripe", {"post", "delete"}), ("below_500", {"post"})])
+def test_the_schema_has_the_header_where_a_request_is_guarded(rules: str, described: set[str]) -> None:
+    behind = FastAPI()
+    for add in (behind.get, behind.post, behind.delete):
+        add("/orders")(lambda: None)
+    describe(behind, rules=rules)
+
+    assert {verb for verb, told in behind.openapi()["paths"]["/orders"].items() if "parameters" in told} == described

@@ -25,6 +25,7 @@ from tests.stores.django.project import project
 from tests.support import in_time
 
 PATHS = ("/pay", "/refund")
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
 class Reply(NamedTuple):
@@ -46,6 +47,7 @@ class Sent(NamedTuple):
     path: str
     body: bytes
     headers: Mapping[str, str]
+    method: str = "POST"
 
 
 class Service:
@@ -79,18 +81,25 @@ class Service:
         return f"run {len(self.ran)}"
 
     def post(
-        self, path: str = "/pay", body: bytes = b"{}", *, key: str | None = "key", host: str = "shop", **headers: str
+        self,
+        path: str = "/pay",
+        body: bytes = b"{}",
+        *,
+        key: str | None = "key",
+        host: str = "shop",
+        method: str = "POST",
+        **headers: str,
     ) -> Reply:
         assert self._send is not None
         named = {} if key is None else {"Idempotency-Key": key}
         more = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self._send(Sent(path, body, {"Host": host, "Content-Type": "application/json", **named, **more}))
+        return self._send(Sent(path, body, {"Host": host, "Content-Type": "application/json", **named, **more}, method))
 
 
 def _over_asgi(app: Any, sent: Sent) -> Reply:
     async def story() -> Reply:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
-            found = await client.post(sent.path, content=sent.body, headers=dict(sent.headers))
+            found = await client.request(sent.method, sent.path, content=sent.body, headers=dict(sent.headers))
             return Reply(found.status_code, found.headers, found.content)
 
     return in_time(story())
@@ -99,7 +108,7 @@ def _over_asgi(app: Any, sent: Sent) -> Reply:
 def _asgi(service: Service, options: dict[str, Any]) -> Callable[[Sent], Reply]:
     app = FastAPI()
     for path in PATHS:
-        app.post(path)(_endpoint(service))
+        app.api_route(path, methods=list(METHODS))(_endpoint(service))
     around = IdempotencyMiddleware(app, **options)
     return lambda sent: _over_asgi(around, sent)
 
@@ -107,7 +116,7 @@ def _asgi(service: Service, options: dict[str, Any]) -> Callable[[Sent], Reply]:
 def _route(service: Service, options: dict[str, Any]) -> Callable[[Sent], Reply]:
     router = APIRouter(route_class=idempotent_route(**options))
     for path in PATHS:
-        router.post(path)(_endpoint(service))
+        router.api_route(path, methods=list(METHODS))(_endpoint(service))
     app = FastAPI()
     app.include_router(router)
     return lambda sent: _over_asgi(app, sent)
@@ -123,7 +132,7 @@ def _endpoint(service: Service) -> Callable[..., Any]:
 
 
 def _over_flask(app: flask.Flask, sent: Sent) -> Reply:
-    found = app.test_client().post(sent.path, data=sent.body, headers=dict(sent.headers))
+    found = app.test_client().open(sent.path, method=sent.method, data=sent.body, headers=dict(sent.headers))
     return Reply(found.status_code, httpx.Headers(list(found.headers)), found.data)
 
 
@@ -131,7 +140,7 @@ def _wsgi(service: Service, options: dict[str, Any]) -> Callable[[Sent], Reply]:
     app = flask.Flask("shop")
     app.testing = True
     for path in PATHS:
-        app.post(path, endpoint=path)(lambda: service.run(flask.request.get_data()))
+        app.route(path, endpoint=path, methods=METHODS)(lambda: service.run(flask.request.get_data()))
     app.wsgi_app = WsgiMiddleware(app.wsgi_app, **options)  # type: ignore[method-assign]
     return lambda sent: _over_flask(app, sent)
 
@@ -141,14 +150,16 @@ def _flask_view(service: Service, options: dict[str, Any]) -> Callable[[Sent], R
     app.testing = True
     view = flask_idempotent(**options)(lambda: service.run(flask.request.get_data()))
     for path in PATHS:
-        app.post(path, endpoint=path)(view)
+        app.route(path, endpoint=path, methods=METHODS)(view)
     return lambda sent: _over_flask(app, sent)
 
 
 def _over_django(view: Callable[[Any], Any], sent: Sent) -> Reply:
     from django.test import RequestFactory
 
-    request = RequestFactory().post(sent.path, sent.body, "application/json", headers=dict(sent.headers))
+    request = RequestFactory().generic(
+        sent.method, sent.path, sent.body, "application/json", headers=dict(sent.headers)
+    )
     try:
         found = view(request)
         return Reply(found.status_code, found.headers, found.content)
@@ -185,6 +196,8 @@ def _rest_view(service: Service, options: dict[str, Any]) -> Callable[[Sent], Re
 
         def post(self, request: Any) -> Any:
             return HttpResponse(service.run(request.read()))
+
+        put = patch = delete = post
 
     return lambda sent: _over_django(View.as_view(), sent)
 

@@ -61,8 +61,8 @@ def prose_of(path: Path) -> Iterator[str]:
 
 
 def test_a_test_that_does_not_exist_is_named_with_its_row() -> None:
-    with pytest.raises(AssertionError, match=r"edge case 7 names tests that do not exist: test_of_nothing"):
-        GENERATE["edge_cases"]("| 7 | situation | what happens | test_of_nothing |\n")
+    with pytest.raises(AssertionError, match=r"row 7 names tests that do not exist: test_of_nothing"):
+        GENERATE["linked_tests"]("| 7 | situation | what happens | test_of_nothing |\n")
 
 
 def test_a_name_becomes_a_link_to_where_the_test_is_and_a_stale_link_is_mended() -> None:
@@ -72,4 +72,4 @@ def test_a_name_becomes_a_link_to_where_the_test_is_and_a_stale_link_is_mended()
     moved, stale = (f"[{title}](../{path}#{name})" for path in (here, "tests/elsewhere/test_it.py"))
     cells = [f"| 7 | situation | what happens | {cell} |" for cell in (name, stale, moved)]
 
-    assert {GENERATE["edge_cases"](cell) for cell in cells} == {cells[-1]}
+    assert {GENERATE["linked_tests"](cell) for cell in cells} == {cells[-1]}

@@ -181,6 +181,11 @@ class Idempotency(Views):
                 # It has not run: nothing is remembered or held, whatever the rules are.
                 responses.append(error)
                 raise NotFinal from None
+            except Exception as error:
+                if not self.exchange.answers_errors:
+                    raise
+                # As Django would do later: it logs the error, and tells its subscribers.
+                response = response_for_exception(request, error)
             responses.append(response)
             if not isinstance(response, HttpResponseBase):
                 # Django itself reports the problem.

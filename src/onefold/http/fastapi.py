@@ -22,7 +22,7 @@ from onefold.http._asgi.background_requests import background_requests_of, drain
 from onefold.http._asgi.captured_response import App, CapturedResponse, Receive, Scope, Send, send_answer
 from onefold.http._asgi.openapi import PARAMETER, described, responses
 from onefold.http._exchange.deliveries import deliver_async
-from onefold.http._exchange.rules import METHODS, Ended, Exchange, GuardRequest, Options, known
+from onefold.http._exchange.rules import Ended, Exchange, GuardRequest, Options, known, methods_of
 from onefold.http._requests.fingerprints import body_for
 from onefold.http._requests.keys import body_field, header_key
 from onefold.http._shared import options as _options
@@ -131,19 +131,20 @@ def describe(
     app: FastAPI,
     *,
     paths: Iterable[str] | None = None,
-    methods: Iterable[str] = METHODS,
+    methods: Iterable[str] | None = None,
     required: bool = False,
     rules: str = "below_500",
 ) -> None:
     """Add the header and our responses to the schema of an application behind the middleware.
 
-    The responses are 400, 409 and 422; under `rules="stripe"` 400 and 409. It can be called several times: for some
+    The responses are 400, 409 and 422; under `rules="stripe"` 400 and 409. `methods` are those of the rules, unless you
+    name them. It can be called several times: for some
     paths where the header is required, for others where it is optional.
     """
     chosen = None if paths is None else _options.paths("paths", paths)
-    verbs = _options.methods("methods", methods)
-    _options.check_yes_or_no("required", required)
     by = checked(rules)
+    verbs = methods_of(by, methods)
+    _options.check_yes_or_no("required", required)
     make = app.openapi
 
     @functools.wraps(make)

@@ -77,7 +77,7 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
         try:
             response = app.make_response(view())
         except Exception as error:  # noqa: BLE001 - Flask makes a response of it, or raises it again
-            response = app.make_response(app.handle_user_exception(error))
+            response = app.make_response(_handled(views, error))
         responses.append(response)
         return _captured(response, views)
     except NotFinal:
@@ -86,6 +86,19 @@ def _played(views: Views, view: Callable[[], Any], responses: list[flask.Respons
         if not is_own(error):
             raise
         raise failed_with(error) from error
+
+
+def _handled(views: Views, error: Exception) -> Any:
+    """Return what Flask makes of a view's error: of one that it has no handler for, too, if that is remembered.
+
+    Flask logs it and tells its subscribers then. If it is to propagate exceptions, as in tests, it is raised.
+    """
+    try:
+        return flask.current_app.handle_user_exception(error)
+    except Exception as unhandled:
+        if not views.exchange.answers_errors:
+            raise
+        return flask.current_app.handle_exception(unhandled)
 
 
 def _captured(response: flask.Response, views: Views) -> Answer:

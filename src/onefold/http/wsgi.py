@@ -163,7 +163,10 @@ class CapturedResponse:
             # Nobody is left to tell.
             return []
         if self._failure is not None:
-            raise self._failure
+            answer = self._exchange.first_failure(self.made, is_seen=self.is_seen)
+            if answer is None:
+                raise self._failure
+            return _raising_after(answered(answer, self._start_response), self._failure)
         if self._freed is not None:
             self._start_response(*self._begun)
             return self._freed
@@ -255,6 +258,12 @@ def _chained(first: list[bytes], rest: Iterator[bytes], close: Callable[[], None
     finally:
         if close is not None:
             close()
+
+
+def _raising_after(parts: list[bytes], failure: BaseException) -> Iterator[bytes]:
+    """Yield a whole response, and then raise: the client has all of it, and the server logs the error."""
+    yield from parts
+    raise failure
 
 
 def request_of(environ: Environ) -> Request:

@@ -75,7 +75,7 @@ CODES: Final[tuple[tuple[type[OnefoldError], str, str], ...]] = (
         "It is not known yet whether the first request with this key took effect. Send the same request again later.",
     ),
     (StoreUnavailable, "store_unavailable", "Nothing was processed. Send the same request again later."),
-    (RememberedFailure, "failed", "The request with this key failed before. It is not run again."),
+    (RememberedFailure, "failed", "The request with this key failed. It is not run again."),
     (
         ResultNotKept,
         "result_not_kept",

@@ -18,6 +18,14 @@ Rules = Literal["below_500", "stripe", "success_only"]
 
 RULES: Final = ("below_500", "stripe", "success_only")
 
+# The methods that are guarded. The others have the same effect when they are repeated; Stripe's keys are for all that
+# change something, so that a repeated DELETE gets the first response instead of a 404.
+METHODS: Final[dict[Rules, tuple[str, ...]]] = {
+    "below_500": ("POST", "PATCH"),
+    "stripe": ("POST", "PUT", "PATCH", "DELETE"),
+    "success_only": ("POST", "PATCH"),
+}
+
 # The work is to be done at another path, to which the client sends the same key: nothing has happened here.
 ELSEWHERE: Final = frozenset({307, 308})
 

@@ -108,8 +108,10 @@ class CapturedResponse:
         self._claim_ended.set()
         failure = self._failure()
         if failure is not None and not self.is_seen:
-            # The start has not been sent, so the error can still become a better response.
+            # The start has not been sent, so the error can still become a better response: a remembered one, or the
+            # server's.
             self._held.clear()
+            await self._send_failure()
         await self._flush()
         self._let_on()
         await self._last()
@@ -117,6 +119,12 @@ class CapturedResponse:
             raise failure
         if self._error is not None:
             raise self._error
+
+    async def _send_failure(self) -> None:
+        """Send what is remembered of an application that raised, and is what its duplicates get."""
+        answer = self._exchange.first_failure(self.made, is_seen=self.is_seen)
+        if answer is not None:
+            await send_answer(self._pass_on, answer)
 
     def _failure(self) -> BaseException | None:
         """Return why there is no response, for the server to log; None for a stream that ended for lack of a client."""

@@ -24,7 +24,9 @@ from onefold import (
     UsageError,
 )
 from onefold.http._answers import problems as _problems
+from onefold.http._answers import refusals as _refusals
 from onefold.http._answers import rules as _rules
+from onefold.http._answers.refusals import RefusalFunction
 from onefold.http._answers.sendable import is_sendable
 from onefold.http._requests import fingerprints as _fingerprints
 from onefold.http._requests.fingerprints import RequestFingerprint
@@ -35,8 +37,6 @@ from onefold.http._shared import routing as _routing
 from onefold.http._shared.messages import Answer, Body, Refused, Request
 from onefold.http.scopes import ScopeOf, single_tenant
 from onefold.keys import SCOPE_MAX, checked_operation, problem_of, undigestible
-
-METHODS: Final = ("POST", "PATCH")
 
 # A response up to this size is remembered whole.
 BODY_MAX: Final = 1 << 20
@@ -87,8 +87,8 @@ class Options(PolicyFields, total=False):
     rules: str
     # True, path patterns or a function: which requests must send a key. For others it is optional.
     required: RequiredFor
-    # POST and PATCH by default.
-    methods: Iterable[str]
+    # By default POST and PATCH; under "stripe" PUT and DELETE, too.
+    methods: Iterable[str] | None
     # `header_key(...)`, `body_field(...)` or a function, if the key is not in the Idempotency-Key header.
     key: RequestKey
     # Whether to accept only the quoted form of the header.
@@ -98,6 +98,10 @@ class Options(PolicyFields, total=False):
     operation: str
     # Where the policy is published: every refusal links to it.
     policy_url: str
+    # A function of a refusal: the body of its response as JSON, a whole `Answer`, or None for the problem document.
+    refusal: RefusalFunction | None
+    # Whether the first caller of an application that raises gets the 500 that is remembered. By default under "stripe".
+    answer_errors: bool | None
     # A response with a larger body is remembered without it.
     body_max: int
     # Whether `text/event-stream` is guarded too.
@@ -122,12 +126,14 @@ class Exchange:
         scope: ScopeOf,
         rules: str = "below_500",
         required: RequiredFor = False,
-        methods: Iterable[str] = METHODS,
+        methods: Iterable[str] | None = None,
         key: RequestKey | None = None,
         strict: bool = False,
         host: str = "compare",
         operation: str = "http",
         policy_url: str | None = None,
+        refusal: RefusalFunction | None = None,
+        answer_errors: bool | None = None,
         body_max: int = BODY_MAX,
         event_streams: bool = False,
         fingerprint: RequestFingerprint | None = _fingerprints.whole_content,
@@ -146,10 +152,14 @@ class Exchange:
             _options.check_function("fingerprint", fingerprint, 2, "a function of a request and its body, or None")
         if key is not None and strict:
             raise UsageError("strict= is for the Idempotency-Key header, but key= reads the key from elsewhere")
+        if refusal is not None:
+            _options.check_function("refusal", refusal, 1, "a function of a refusal")
         self.rules = _rules.checked(rules)
+        self.answers_errors = _answers_errors(self.rules, given=answer_errors)
         self._host = _options.one_of("host", host, HOSTS)
         self.operation = checked_operation(operation)
         self.policy_url = policy_url
+        self._refusal = refusal
         self.body_max = body_max
         self.event_streams = event_streams
         self._fingerprint = fingerprint
@@ -160,7 +170,7 @@ class Exchange:
         self.always_required = required is True
         self._scope = scope
         self._required = _required(required)
-        self._methods = _options.methods("methods", methods)
+        self._methods = methods_of(self.rules, methods)
         self._key = HeaderKey(strict=strict) if key is None else key
         # How refusals refer to the key.
         self._key_location: str = getattr(self._key, "key_location", "The key")
@@ -283,7 +293,14 @@ class Exchange:
         """Return the answer to remember for an application that raised. Raises the failure if there is none."""
         if not _rules.is_final(self.rules, _rules.SERVER_ERROR):
             raise failure
-        return self.settled(_problems.of_error(RememberedFailure(), self.policy_url, self._key_location))
+        return self.settled(self._problem(RememberedFailure()))
+
+    def first_failure(self, made: Answer | None, *, is_seen: bool) -> Answer | None:
+        """Return the response to the first caller of an application that raised; None if the server has to make one.
+
+        `made` is what is remembered of it, and what its replays are.
+        """
+        return None if made is None or is_seen or not self.answers_errors else _refusals.with_length(made)
 
     def instead(self, ended: Ended, made: Answer | None, *, is_seen: bool = False) -> Answer | None:
         """Return the answer to send in place of the application's own response; None if that one stands.
@@ -308,17 +325,40 @@ class Exchange:
             value = _messages.plain_answer(None)
         if outcome.omitted or not isinstance(value, Answer) or not is_sendable(value):
             # Skipped after a crash, too large for the store, or a probe returned something else.
-            return _problems.of_error(ResultNotKept(), self.policy_url, self._key_location)
+            return self._problem(ResultNotKept())
         return _rules.replayed(value)
 
     def refused(self, why: Refused | OnefoldError) -> Answer:
         """Return the response to a refused request. Raise errors that only a programmer can fix."""
         if isinstance(why, Refused):
             LOG.info("refused: %s", why.code)
-            return _problems.of_refusal(why, self.policy_url, self._key_location)
-        answer = _problems.of_error(why, self.policy_url, self._key_location, reused=_rules.REUSED.get(self.rules))
+            return self._own(_problems.of_refusal(why, self.policy_url, self._key_location))
+        answer = self._problem(why)
         LOG.log(logging.WARNING if isinstance(why, StoreUnavailable) else logging.INFO, "refused: %s", why)
         return answer
+
+    def _problem(self, error: OnefoldError) -> Answer:
+        reused = _rules.REUSED.get(self.rules)
+        return self._own(_problems.of_error(error, self.policy_url, self._key_location, reused=reused))
+
+    def _own(self, problem: Answer) -> Answer:
+        return _refusals.own_answer(problem, self._refusal)
+
+
+def methods_of(rules: _rules.Rules, given: Iterable[str] | None) -> frozenset[str]:
+    """Return the guarded methods: those that were given, or those of the rules."""
+    return _options.methods("methods", _rules.METHODS[rules] if given is None else given)
+
+
+def _answers_errors(rules: _rules.Rules, *, given: bool | None) -> bool:
+    """Return whether the first caller gets the 500 that is remembered of an exception."""
+    is_remembered = _rules.is_final(rules, _rules.SERVER_ERROR)
+    if given is None:
+        return is_remembered
+    _options.check_yes_or_no("answer_errors", given)
+    if given and not is_remembered:
+        raise UsageError(f"answer_errors=True is for rules='stripe': under {rules!r} no exception is remembered")
+    return given
 
 
 def known(owner: str, options: Options, *, has_endpoint: bool = False) -> Options:

@@ -20,6 +20,9 @@ SPOOL_MAX: Final = 1 << 20
 
 CHUNK: Final = 1 << 16
 
+# The header that names the code of a refusal which is not a problem document.
+REFUSED: Final = "Idempotent-Refused"
+
 LOG = logging.getLogger("onefold.http")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from onefold import UsageError
+from onefold.http._shared.messages import REFUSED
 
 try:
     import tenacity
@@ -119,7 +120,8 @@ def settles(status: int, headers: Mapping[str, str], body: bytes | None = b"") -
 
     The body is the decoded one; it counts only in a problem document. None: it could not be read.
     """
-    code = _code_of(body) if is_problem(headers) else ""
+    # A server that refuses in its own words names the code in a header.
+    code = headers.get(REFUSED) or (_code_of(body) if is_problem(headers) else "")
     if code is None:
         # It may be any problem, such as a key that was used for another request.
         return False
