@@ -115,6 +115,17 @@ def test_other_texts_are_keys(way: Way) -> None:
     assert ran(way.deliver(table, "credit", "abcd", "abce", "ABCE")) == [False, True, False]
 
 
+def test_a_column_of_fixed_width_holds_keys_scopes_and_operations_of_any_length(way: Way) -> None:
+    way.execute("CREATE TABLE seen (id CHAR(40) PRIMARY KEY, tenant CHAR(10), consumer CHAR(20), answer CHAR(9))")
+    way.execute("INSERT INTO seen VALUES (%s, %s, %s, %s)", [("m1", "t1", "credit", "yes"), ("m2", "t2", "other", "")])
+    columns = {"key": "id", "scope_column": "tenant", "operation_column": "consumer", "result_column": "answer"}
+
+    outcomes = way.deliver(way.table("seen", **columns), "credit", "m1", "m2", "m3", scope="t1")
+
+    assert ran(outcomes) == [False, True, True]
+    assert outcomes[0].value == "yes"
+
+
 def test_a_result_is_replayed(way: Way) -> None:
     way.execute("CREATE TABLE seen (id VARCHAR(64) PRIMARY KEY, answer VARCHAR(64), facts JSON, number BIGINT)")
     rows = [("m1", "receipt 17", '{"a": [1, "x"]}', 17), ("m2", None, '"text"', None)]
