@@ -180,6 +180,39 @@ def test_more_rows_of_nearly_one_key_than_are_read_are_refused(tmp_path: Path, m
     assert ran(way.deliver(table, "credit", "AB", "abc")) == [False, True]
 
 
+REPEATED = "CREATE TABLE runs (job VARCHAR(64) NOT NULL, done_at VARCHAR(64))"
+REPEATED_TIMES = "CREATE TABLE runs (job VARCHAR(64) NOT NULL, done_at TIMESTAMP NULL)"
+
+
+@pytest.mark.parametrize("statement", [REPEATED, REPEATED_TIMES])
+def test_of_more_rows_of_one_key_than_are_read_the_latest_counts(
+    way: Way, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    for module in (foreign_tables, lookup):
+        monkeypatch.setattr(module, "ROWS_MAX", 2)
+    way.execute(statement)
+    days = {"daily": (9, 8, 1, 7, 6), "past": (9, 8, 7), "unknown": (9, 8, None, 7)}
+    rows = [(job, None if day is None else ago(days=day)) for job, each in days.items() for day in each]
+    way.execute("INSERT INTO runs VALUES (%s, %s)", rows)
+    table = way.table("runs", key="job", operation="report", at="done_at", keep="2d")
+
+    assert ran(way.deliver(table, "report", "daily", "past", "unknown")) == [False, True, False]
+
+
+def test_more_rows_of_one_key_than_are_read_are_refused_if_their_order_is_not_that_of_their_times(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (foreign_tables, lookup):
+        monkeypatch.setattr(module, "ROWS_MAX", 2)
+    way.execute(REPEATED)
+    times = ["2020-01-01 10:00:00+00:00", "2020-01-01 11:00:00+14:00", "2020-01-01 09:00:00+00:00"]
+    way.execute("INSERT INTO runs VALUES (%s, %s)", [("daily", time) for time in times])
+    table = way.table("runs", key="job", operation="report", at="done_at", keep="2d")
+
+    with pytest.raises(UsageError, match="more than 2 rows have a key that the database considers equal"):
+        way.deliver(table, "report", "daily")
+
+
 def test_in_doubt_about_its_row_a_delivery_does_not_run(way: Way) -> None:
     way.execute(USUAL)
     way.execute(INSERT, [("m1", ago(days=-9))])
