@@ -158,3 +158,11 @@ def test_so_is_one_that_commits_its_callers_transaction(tmp_path: Path) -> None:
             guard.within(connection).run("credit", "pay_1", connection.commit)
 
         connection.close()
+
+
+def test_an_outcome_that_is_logged_shows_no_key() -> None:
+    guard = Guard("memory:", keep_result=False)
+    outcomes = [guard.run("charge", "pay_7f3a", lambda: 1) for _ in range(2)]
+
+    assert "pay_7f3a" not in f"{outcomes}"
+    assert guard.address("charge", "pay_7f3a").digest in f"{outcomes[1]}"
