@@ -72,7 +72,7 @@ def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
     try:
         found = tuple(kinds)
     except TypeError:
-        raise UsageError(f"{name}={kinds!r:.60} has to be several exceptions: write {name}=(), or (ValueError,)") from None
+        raise UsageError(f"{name}={kinds!r:.60} has to be several exceptions: write {name}=(ValueError,)") from None
     for kind in found:
         if isinstance(kind, str):
             _check_named(kind, name)

@@ -56,7 +56,7 @@ def checked_operation(operation: object) -> str:
 
 
 def checked_scope(scope: object) -> str:
-    """Return the scope as a string; None is the empty scope. An empty or blank one is refused: a tenant went missing."""
+    """Return the scope as a string; None is the empty scope. A blank one is refused: a tenant went missing."""
     if scope is None:
         return ""
     if not isinstance(scope, str) or not scope or scope.isspace():

@@ -160,7 +160,9 @@ def test_a_duration_that_no_clock_counts_is_refused(field: str) -> None:
         Policy(**{field: 10**400})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("good", "wrong"), [({"max_attempts": 1}, True), ({"max_attempts": 1}, 1.0), ({"keep": 1}, True)])
+@pytest.mark.parametrize(
+    ("good", "wrong"), [({"max_attempts": 1}, True), ({"max_attempts": 1}, 1.0), ({"keep": 1}, True)]
+)
 def test_what_is_refused_is_refused_after_an_equal_value_too(good: dict[str, Any], wrong: Any) -> None:
     guard = Guard("memory:")
     guard.run("charge", "k", lambda: 1, **good)

@@ -94,7 +94,7 @@ def test_a_scope_function_counts_whatever_its_truth_value() -> None:
     assert guard.read("pay", "1", scope="acme") is not None
 
 
-class Named(str, enum.Enum):
+class Named(str, enum.Enum):  # noqa: UP042 - as older code has it
     """Members are formatted as `Named.ACME` by some versions of Python, and hold `acme`."""
 
     ACME = "acme"

@@ -376,7 +376,7 @@ async def found_later(*_: int) -> str:
     return "tenant-a"
 
 
-@pytest.mark.parametrize("found", [found_later, lambda *_: object(), lambda *_: True, lambda *_: b"a", lambda *_: ["a"]])
+@pytest.mark.parametrize("found", [found_later, lambda *_: object(), lambda *_: True, lambda *_: b"a", lambda *_: [1]])
 def test_a_scope_function_that_names_nobody_runs_nothing_and_buries_nothing(
     app: Celery, guard: Guard, sent: list[dict[str, Any]], found: Any
 ) -> None:

@@ -7,7 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 
-from onefold._checks import at_least, did_you_mean, error_classes, error_kinds, finite, one_of, positive, probe, true_or_false
+from onefold._checks import (
+    at_least,
+    did_you_mean,
+    error_classes,
+    error_kinds,
+    finite,
+    one_of,
+    positive,
+    probe,
+    true_or_false,
+)
 from onefold._model import ProbeAnswer
 from onefold.durations import Duration, seconds
 from onefold.errors import OutcomeUnknown, UsageError
