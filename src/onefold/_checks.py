@@ -40,6 +40,13 @@ def one_of(chosen: T, allowed: Sequence[str], name: str) -> T:
     return chosen
 
 
+def true_or_false(given: Any, name: str) -> bool:
+    """Refuse what is neither: the text "no" counts as true."""
+    if not isinstance(given, bool):
+        raise UsageError(f"{name}={given!r:.60} is neither True nor False")
+    return given
+
+
 YES_OR_NO: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -62,7 +69,10 @@ def error_classes(kinds: Iterable[Any], name: str) -> tuple[type[Exception], ...
 def error_kinds(kinds: Iterable[Any], name: str) -> tuple[Any, ...]:
     if isinstance(kinds, (str, type)):
         raise UsageError(f"{name}= takes several exceptions: write {name}=({getattr(kinds, '__name__', kinds)},)")
-    found = tuple(kinds)
+    try:
+        found = tuple(kinds)
+    except TypeError:
+        raise UsageError(f"{name}={kinds!r:.60} has to be several exceptions: write {name}=(ValueError,)") from None
     for kind in found:
         if isinstance(kind, str):
             _check_named(kind, name)

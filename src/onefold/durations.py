@@ -32,7 +32,10 @@ def _seconds(duration: object) -> float | None:
     if isinstance(duration, bool):
         return None
     if isinstance(duration, (int, float)):
-        return float(duration)
+        try:
+            return float(duration)
+        except OverflowError:
+            return None
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     if isinstance(duration, str):

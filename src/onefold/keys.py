@@ -52,18 +52,19 @@ def checked_operation(operation: object) -> str:
         raise UsageError(f"operation={operation!r:.60} has to be a name such as 'charge'")
     if problem := problem_of(operation, OPERATION_MAX):
         raise UsageError(f"operation={operation[:40]!r} {problem}")
-    return operation
+    return operation if type(operation) is str else str.__str__(operation)
 
 
 def checked_scope(scope: object) -> str:
-    """Return the scope as a string; None is the empty scope. An empty string is refused: a tenant went missing."""
+    """Return the scope as a string; None is the empty scope. A blank one is refused: a tenant went missing."""
     if scope is None:
         return ""
-    if not isinstance(scope, str) or not scope:
+    if not isinstance(scope, str) or not scope or scope.isspace():
         raise UsageError(f"scope={scope!r} has to be the name of a tenant or caller, or None where there is only one")
     if problem := problem_of(scope, SCOPE_MAX):
         raise UsageError(f"scope={scope[:40]!r} {problem}")
-    return scope
+    # Of an enum, say: its members are formatted as other text than they hold.
+    return scope if type(scope) is str else str.__str__(scope)
 
 
 def joined(parts: Mapping[str, object]) -> str:

@@ -520,3 +520,17 @@ def test_forgetting_only_what_was_read_leaves_what_was_written_since() -> None:
     assert guard.run("charge", "order-1", lambda: 3).value == 2
     assert guard.forget("charge", "order-1", only=guard.read("charge", "order-1"))
     assert guard.read("charge", "order-1") is None
+
+
+@pytest.mark.parametrize("key", ["pay_1", "nobody's"])
+def test_only_has_to_be_the_record_of_this_key(store: MemoryStore, key: str) -> None:
+    guard = put_held(store)
+    guard.run("charge", "pay_2", lambda: 1)
+    for only in ("a token", CHARGE, guard.read("charge", "pay_2")):
+        wrong: Any = only
+        with pytest.raises(UsageError, match=r"only= is .*, and has to be the record of this key"):
+            guard.resolve("charge", key, Rerun(), **WHO, only=wrong)
+        with pytest.raises(UsageError, match=r"only= is .*, and has to be the record of this key"):
+            guard.forget("charge", key, only=wrong)
+
+    assert record(store).state is State.HELD

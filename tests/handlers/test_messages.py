@@ -165,3 +165,11 @@ def test_so_is_one_that_commits_its_callers_transaction(tmp_path: Path) -> None:
 def test_a_decorator_without_parentheses_is_told_what_to_write(guard: Any, way: str) -> None:
     with pytest.raises(UsageError, match=rf"Write for example @guard\.{way}\('pay', key=\.\.\.\)"):
         getattr(guard, way)(pay)
+
+
+def test_an_outcome_that_is_logged_shows_no_key() -> None:
+    guard = Guard("memory:", keep_result=False)
+    outcomes = [guard.run("charge", "pay_7f3a", lambda: 1) for _ in range(2)]
+
+    assert "pay_7f3a" not in f"{outcomes}"
+    assert guard.address("charge", "pay_7f3a").digest in f"{outcomes[1]}"

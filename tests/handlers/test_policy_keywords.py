@@ -164,3 +164,34 @@ def test_a_decorated_async_function_shows_its_policy() -> None:
         return 1
 
     assert charge.policy == Policy(keep="7d")
+
+
+@pytest.mark.parametrize("field", ["keep_result", "keep_error_text", "cancel_when_lost"])
+@pytest.mark.parametrize("given", ["no", "false", "", None, 0, 1, []])
+def test_a_field_that_is_on_or_off_is_a_truth_value(field: str, given: Any) -> None:
+    with pytest.raises(UsageError, match=f"{field}=.* is neither True nor False"):
+        Guard("memory:").run("charge", "k", pytest.fail, **{field: given})
+
+
+@pytest.mark.parametrize("field", ["ambiguous_errors", "final_errors"])
+@pytest.mark.parametrize("given", [None, 5, True, object()])
+def test_a_field_of_exceptions_is_several(field: str, given: Any) -> None:
+    with pytest.raises(UsageError, match=f"{field}=.* has to be several exceptions"):
+        Guard("memory:").run("charge", "k", pytest.fail, **{field: given})
+
+
+@pytest.mark.parametrize("field", ["keep", "lease", "wait", "rerun_within"])
+def test_a_duration_that_no_clock_counts_is_refused(field: str) -> None:
+    with pytest.raises(UsageError, match=f"{field}=.* is not a duration"):
+        Policy(**{field: 10**400})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong"), [({"max_attempts": 1}, True), ({"max_attempts": 1}, 1.0), ({"keep": 1}, True)]
+)
+def test_what_is_refused_is_refused_after_an_equal_value_too(good: dict[str, Any], wrong: Any) -> None:
+    guard = Guard("memory:")
+    guard.run("charge", "k", lambda: 1, **good)
+
+    with pytest.raises(UsageError):
+        guard.run("charge", "other", pytest.fail, **dict.fromkeys(good, wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -73,3 +74,57 @@ def test_an_argument_replaces_the_guards_own_scope() -> None:
 def test_a_scope_that_is_no_argument_is_refused_when_decorating(scope: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         paying(Guard("memory:"), scope)
+
+
+class Tenants(dict[str, str]):
+    """A directory that finds tenants, and knows none yet: it is empty, and so counts as false."""
+
+    def __call__(self, tenant: str = "acme", payment_id: str = "", region: str = "") -> str:
+        return f"{tenant}{payment_id[:0]}{region[:0]}"
+
+
+def test_a_scope_function_counts_whatever_its_truth_value() -> None:
+    guard = Guard("memory:")
+    pay = paying(guard, Tenants())
+
+    assert [pay("acme", "1"), pay("other", "1")] == ["acme in eu", "other in eu"]
+
+    guard = Guard("memory:", scope=Tenants())
+    paying(guard, None)("acme", "1")
+    assert guard.read("pay", "1", scope="acme") is not None
+
+
+class Named(str, enum.Enum):  # noqa: UP042 - as older code has it
+    """Members are formatted as `Named.ACME` by some versions of Python, and hold `acme`."""
+
+    ACME = "acme"
+
+
+class Odd(str):
+    """A text that shows itself as another."""
+
+    def __format__(self, _: str) -> str:
+        return "other"
+
+    def encode(self, *_: object) -> bytes:
+        return b"other"
+
+
+@pytest.mark.parametrize("scope", [Named.ACME, Odd("acme")])
+def test_a_scope_is_its_text_of_whatever_class(scope: str) -> None:
+    guard = Guard("memory:")
+
+    found = guard.address(scope, "1", scope=scope)
+
+    assert found == guard.address("acme", "1", scope="acme")
+    assert (type(found.scope), type(found.operation)) == (str, str)
+    assert found.digest == guard.address("acme", "1", scope="acme").digest
+
+
+def test_a_blank_scope_is_refused() -> None:
+    guard = Guard("memory:")
+
+    with pytest.raises(UsageError, match="has to be the name of a tenant"):
+        guard.run("pay", "1", pytest.fail, scope="  ")
+    with pytest.raises(UsageError, match="has to be the name of a tenant"):
+        paying(guard, "tenant")("\t", "1")

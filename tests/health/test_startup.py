@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from onefold import AsyncGuard, Guard, HandMadeTable, OnefoldError, StoreUnavailable, UsageError
+from onefold._concurrency.generators import run as run_flow
+from onefold.health.first_use import FirstUse
 from onefold.health.startup import StoreProblems
 from onefold.stores.memory import MemoryStore
 from services.house import House
@@ -280,3 +282,40 @@ def test_a_check_of_records_in_memory_writes_nothing() -> None:
         guard.check()
 
     assert len(store) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_child_that_is_forked_during_a_check_makes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Guard(f"sqlite:///{tmp_path}/records.db") as guard:
+        first = FirstUse()
+        monkeypatch.setattr(guard, "check", lambda: throw(StoreProblems("a replica")))
+        with pytest.raises(StoreProblems):
+            run_flow(first.check(guard, guard.policy))
+        on_its_way = first.check(guard, guard.policy)
+        next(on_its_way)
+
+        def mended() -> int:
+            monkeypatch.setattr(guard, "check", lambda: None)
+            run_flow(first.check(guard, guard.policy))
+            return 0 if first.is_over else 1
+
+        assert in_child(mended) == 0
+        with pytest.raises(StoreProblems):
+            run_flow(first.check(guard, guard.policy))
+        on_its_way.close()
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
+def in_child(call: Callable[[], int]) -> int:
+    """Return what the call returns in a forked child; 2 if it raises."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            status = call()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -274,7 +274,7 @@ def test_a_key_without_a_caller_is_refused(headers: Any, body: Body) -> None:
     assert refused.value.code == "caller_unknown"
 
 
-@pytest.mark.parametrize("caller", [None, "", "t" * 256, "nul\0", "half\ud800"])
+@pytest.mark.parametrize("caller", [None, "", " ", "t" * 256, "nul\0", "half\ud800"])
 def test_a_caller_that_is_nobody_in_particular_is_refused(caller: str | None, body: Body) -> None:
     exchange = Exchange(scope=lambda _request: caller)
 

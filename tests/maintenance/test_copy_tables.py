@@ -180,6 +180,18 @@ def test_every_row_is_read_once_over_many_pages(processed: Database, monkeypatch
     assert len(new) == 100
 
 
+def test_a_column_of_fixed_width_holds_keys_of_any_length(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "PAGE", 2)
+    database.execute("CREATE TABLE seen (id CHAR(40) PRIMARY KEY, tenant CHAR(10))")
+    database.fill("INSERT INTO seen VALUES (%s, %s)", [(f"m{number}", "t1") for number in range(7)])
+    new = MemoryStore()
+
+    assert counts(run(database.url, Table("seen", "id", scope="tenant"), new)) == {"imported": 7}
+
+    addresses = [record.address for record in new.browse(Query(), 9)]
+    assert [(one.scope, one.key) for one in addresses] == [("t1", f"m{number}") for number in range(7)]
+
+
 def test_keys_that_a_collation_takes_for_equal_are_not_lost_between_pages(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -372,6 +372,34 @@ def test_what_is_held_comes_a_bounded_number_of_times(app: Celery, sent: list[di
     assert never[1].requeue is False
 
 
+async def found_later(*_: int) -> str:
+    return "tenant-a"
+
+
+@pytest.mark.parametrize("found", [found_later, lambda *_: object(), lambda *_: True, lambda *_: b"a", lambda *_: [1]])
+def test_a_scope_function_that_names_nobody_runs_nothing_and_buries_nothing(
+    app: Celery, guard: Guard, sent: list[dict[str, Any]], found: Any
+) -> None:
+    def note(left: int, right: int) -> None:
+        pytest.fail(f"{left} {right}")
+
+    assert work(task(app, guard, note, scope=found), 1, 2, **{KEY: "k"})[0] == "IGNORED"
+
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("tenant", [None, "", "  ", True, ["a"], {"a": 1}, 1.5])
+@pytest.mark.parametrize("scope", ["tenant", ("tenant", "region")])
+def test_a_message_without_a_usable_tenant_is_rejected(app: Celery, guard: Guard, tenant: Any, scope: Any) -> None:
+    def greet(tenant: Any, region: str) -> None:
+        pytest.fail(f"{tenant} {region}")
+
+    state, said = work(task(app, guard, greet, scope=scope), tenant, "eu", **{KEY: "k"})
+
+    assert state == "REJECTED"
+    assert "has to name a tenant or caller" in str(said.reason)
+
+
 @pytest.mark.parametrize("scope", [None, "b"])
 @pytest.mark.parametrize("done", [True, False])
 def test_after_a_lost_claim_the_result_of_the_new_owner_counts(

@@ -48,6 +48,7 @@ def resolve(
         )
     if len(f"{by}{reason}") > SIGNED_MAX:
         raise UsageError(f"by= and reason= have at most {SIGNED_MAX:,} characters together. Nothing was changed")
+    _check_only(delivery, only)
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(delivery.request.address)
         unsettled = _unsettled(delivery, found)
@@ -74,6 +75,18 @@ def _unsettled(delivery: Delivery, found: Record | None) -> Record:
             f"{address.operation} [key {address.digest}]: it is {found.state}, not held: there is nothing to resolve"
         )
     return found
+
+
+def _check_only(delivery: Delivery, only: object) -> None:
+    """Refuse what is no record of this address: it is a mistake, and nothing has changed."""
+    if only is None or (isinstance(only, Record) and only.address == delivery.request.address):
+        return
+    address = delivery.request.address
+    given = "the record of another key" if isinstance(only, Record) else with_article(type(only).__name__)
+    raise UsageError(
+        f"{address.operation} [key {address.digest}]: only= is {given}, and has to be the record of this key, from "
+        "read(). Nothing was changed"
+    )
 
 
 def _check_same(found: Record, only: Record | None) -> None:
@@ -159,6 +172,7 @@ def _done(delivery: Delivery, value: Any, attempt: int) -> Ending:
 def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
     """Remove the record, so that the next delivery runs. Return False if there is none, or it is not `only`."""
     address = delivery.request.address
+    _check_only(delivery, only)
     for _ in range(ROUNDS_MAX):
         found: Record | None = yield Reading(address)
         if found is None or found.is_expired:

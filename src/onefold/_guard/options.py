@@ -82,7 +82,7 @@ class Options:
         self._tell = Teller(on_event)
         self._policies: dict[str, Policy] = {}
         # The guard's policy with some fields changed, by these fields: calls repeat them.
-        self._variants: dict[tuple[tuple[str, Any], ...], tuple[Policy, Policy]] = {}
+        self._variants: dict[tuple[Any, ...], tuple[Policy, Policy]] = {}
         # The first function that was decorated for each operation, and where it is written.
         self._functions: dict[str, tuple[str, str]] = {}
         # The type that the codec accepted last: usually the next one is the same.
@@ -108,7 +108,8 @@ class Options:
         check_fields(fields, of)
         if policy is not None:
             return self._checked(policy).replace(**fields)
-        key = tuple(fields.items())
+        # With the types: 1 is equal to True, and only one of them is a number of attempts.
+        key = (*fields.items(), *map(type, fields.values()))
         try:
             found = self._variants.get(key)
         except TypeError:

@@ -74,7 +74,7 @@ class GuardedFunction:
         self._scope_names = () if scope is None or callable(scope) else self._checked(scope, "scope", advice_on(scope))
         self._guards_scope = guards_scope if callable(guards_scope) else None
         # The scope of all calls; None if it is made for each.
-        self._one_scope = None if scope or callable(guards_scope) else keys.checked_scope(guards_scope)
+        self._one_scope = None if scope is not None or callable(guards_scope) else keys.checked_scope(guards_scope)
         self._payload_names, self._payload = self._payload_of(fingerprint)
         # None if the key is made of several arguments, or by a function.
         self._key_at = self._names.index(self._key_names[0]) if len(self._key_names) == 1 else None
@@ -153,7 +153,8 @@ class GuardedFunction:
         return keys.checked_scope(keys.joined(dict(zip(self._scope_names, found, strict=True))))
 
     def _scope_of_guard(self) -> str:
-        return named_scope(self._guards_scope and self._guards_scope(), "the guard's scope= returned")
+        found = None if self._guards_scope is None else self._guards_scope()
+        return named_scope(found, "the guard's scope= returned")
 
     def _joined_key(self, bound: Sequence[Any]) -> str:
         return keys.joined({name: bound[self._names.index(name)] for name in self._key_names})

@@ -283,6 +283,10 @@ class NotKept(msgspec.Struct, frozen=True, gc=False):
 
     address: Address
 
+    def __repr__(self) -> str:
+        # An outcome may be logged, where a key does not belong.
+        return f"NotKept({self.address.operation!r}, digest={self.address.digest!r})"
+
 
 class Outcome(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """The outcome of one delivery that did not end in an error."""

@@ -7,7 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 
-from onefold._checks import at_least, did_you_mean, error_classes, error_kinds, finite, one_of, positive, probe
+from onefold._checks import (
+    at_least,
+    did_you_mean,
+    error_classes,
+    error_kinds,
+    finite,
+    one_of,
+    positive,
+    probe,
+    true_or_false,
+)
 from onefold._model import ProbeAnswer
 from onefold.durations import Duration, seconds
 from onefold.errors import OutcomeUnknown, UsageError
@@ -152,9 +162,8 @@ class Policy:
         put("final_errors", error_classes(fields["final_errors"], "final_errors"))
         put("store_down", one_of(fields["store_down"], get_args(StoreDown), "store_down"))
         put("max_result_bytes", at_least(0, fields["max_result_bytes"], "max_result_bytes"))
-        put("keep_result", fields["keep_result"])
-        put("keep_error_text", fields["keep_error_text"])
-        put("cancel_when_lost", fields["cancel_when_lost"])
+        for name in ("keep_result", "keep_error_text", "cancel_when_lost"):
+            put(name, true_or_false(fields[name], name))
         put("mode", one_of(mode, get_args(Mode), "mode"))
         if within is not None and after_crash != "rerun":
             raise UsageError('rerun_within= limits after_crash="rerun"; with another after_crash it has no meaning')

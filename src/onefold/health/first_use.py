@@ -12,6 +12,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from onefold import Policy
+from onefold._concurrency import forks
 from onefold._concurrency.generators import Flow
 from onefold.errors import OnefoldError, StoreUnavailable
 from onefold.health.startup import StoreProblems
@@ -29,17 +30,18 @@ class FirstUse:
     def __init__(self) -> None:
         # Once it is, nothing more is asked: deliveries make their own round trips only.
         self.is_over = False
-        self._is_busy = False
+        # In which process (see `forks`) a check is on its way: in a child that was forked meanwhile, nobody ends it.
+        self._busy_in: int | None = None
         self._left = CHECKS_MAX
         self._problem: StoreProblems | None = None
 
     def check(self, guard: Any, policy: Policy) -> Flow[None]:
         """Check the stores, unless another message is doing it now. Raise `StoreProblems` if nothing can work."""
-        if self._is_busy:
+        if self._busy_in == forks.generation:
             if self._problem is not None and policy.store_down != "run":
                 raise self._problem.with_traceback(None)
             return
-        self._is_busy = True
+        self._busy_in = forks.generation
         try:
             # A store of somebody else's reports nothing that could be judged, and is not tried out unasked.
             if isinstance(guard.store, Inspectable):
@@ -62,7 +64,7 @@ class FirstUse:
         else:
             self.is_over, self._problem = True, None
         finally:
-            self._is_busy = False
+            self._busy_in = None
 
     def _tell(self, problem: StoreProblems) -> None:
         if self._problem is None or str(self._problem) != str(problem):

@@ -115,6 +115,17 @@ def test_other_texts_are_keys(way: Way) -> None:
     assert ran(way.deliver(table, "credit", "abcd", "abce", "ABCE")) == [False, True, False]
 
 
+def test_a_column_of_fixed_width_holds_keys_scopes_and_operations_of_any_length(way: Way) -> None:
+    way.execute("CREATE TABLE seen (id CHAR(40) PRIMARY KEY, tenant CHAR(10), consumer CHAR(20), answer CHAR(9))")
+    way.execute("INSERT INTO seen VALUES (%s, %s, %s, %s)", [("m1", "t1", "credit", "yes"), ("m2", "t2", "other", "")])
+    columns = {"key": "id", "scope_column": "tenant", "operation_column": "consumer", "result_column": "answer"}
+
+    outcomes = way.deliver(way.table("seen", **columns), "credit", "m1", "m2", "m3", scope="t1")
+
+    assert ran(outcomes) == [False, True, True]
+    assert outcomes[0].value == "yes"
+
+
 def test_a_result_is_replayed(way: Way) -> None:
     way.execute("CREATE TABLE seen (id VARCHAR(64) PRIMARY KEY, answer VARCHAR(64), facts JSON, number BIGINT)")
     rows = [("m1", "receipt 17", '{"a": [1, "x"]}', 17), ("m2", None, '"text"', None)]
@@ -167,6 +178,39 @@ def test_more_rows_of_nearly_one_key_than_are_read_are_refused(tmp_path: Path, m
     with pytest.raises(UsageError, match="more than 2 rows have a key that the database considers equal"):
         way.deliver(table, "credit", "ab")
     assert ran(way.deliver(table, "credit", "AB", "abc")) == [False, True]
+
+
+REPEATED = "CREATE TABLE runs (job VARCHAR(64) NOT NULL, done_at VARCHAR(64))"
+REPEATED_TIMES = "CREATE TABLE runs (job VARCHAR(64) NOT NULL, done_at TIMESTAMP NULL)"
+
+
+@pytest.mark.parametrize("statement", [REPEATED, REPEATED_TIMES])
+def test_of_more_rows_of_one_key_than_are_read_the_latest_counts(
+    way: Way, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    for module in (foreign_tables, lookup):
+        monkeypatch.setattr(module, "ROWS_MAX", 2)
+    way.execute(statement)
+    days = {"daily": (9, 8, 1, 7, 6), "past": (9, 8, 7), "unknown": (9, 8, None, 7)}
+    rows = [(job, None if day is None else ago(days=day)) for job, each in days.items() for day in each]
+    way.execute("INSERT INTO runs VALUES (%s, %s)", rows)
+    table = way.table("runs", key="job", operation="report", at="done_at", keep="2d")
+
+    assert ran(way.deliver(table, "report", "daily", "past", "unknown")) == [False, True, False]
+
+
+def test_more_rows_of_one_key_than_are_read_are_refused_if_their_order_is_not_that_of_their_times(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (foreign_tables, lookup):
+        monkeypatch.setattr(module, "ROWS_MAX", 2)
+    way.execute(REPEATED)
+    times = ["2020-01-01 10:00:00+00:00", "2020-01-01 11:00:00+14:00", "2020-01-01 09:00:00+00:00"]
+    way.execute("INSERT INTO runs VALUES (%s, %s)", [("daily", time) for time in times])
+    table = way.table("runs", key="job", operation="report", at="done_at", keep="2d")
+
+    with pytest.raises(UsageError, match="more than 2 rows have a key that the database considers equal"):
+        way.deliver(table, "report", "daily")
 
 
 def test_in_doubt_about_its_row_a_delivery_does_not_run(way: Way) -> None:

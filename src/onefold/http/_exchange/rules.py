@@ -221,7 +221,7 @@ class Exchange:
         if self._scope is single_tenant:
             return None
         caller: Any = self._scope(request)
-        if caller is None or caller == "":
+        if caller is None or (isinstance(caller, str) and not caller.strip()):
             raise Refused("caller_unknown", "A request with a key needs a caller, but this one has none.")
         if not isinstance(caller, str):
             _options.check_not_async("scope", caller)

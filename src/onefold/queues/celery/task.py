@@ -17,6 +17,7 @@ from celery.states import SUCCESS
 from kombu import Producer
 
 from onefold import UsageError
+from onefold._checks import with_article
 from onefold.keys import joined
 from onefold.queues import keys
 from onefold.queues._rabbitmq.consumer import CONFIRM_SECONDS_MAX
@@ -125,16 +126,34 @@ def scope_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | 
     else:
         arguments = _spread(task.run, _bound(task.run, args, kwargs))
         found = [arguments.get(name) for name in ((chosen,) if isinstance(chosen, str) else chosen)]
-    if any(one is None or one == "" for one in found):
-        raise UsageError(
-            f"{task.operation}: its scope is {found!r}: scope= has to name a tenant or caller. Nothing ran"
-        )
-    return str(found[0]) if len(found) == 1 else joined({str(at): str(one) for at, one in enumerate(found)})
+    mistake = ScopeUnusable if callable(chosen) else UsageError
+    tenants = [_tenant_of(one, task.operation, mistake) for one in found]
+    return tenants[0] if len(tenants) == 1 else joined({str(at): one for at, one in enumerate(tenants)})
+
+
+class ScopeUnusable(UsageError):
+    """A function that finds the tenant has returned what names nobody: the worker's mistake, for every message."""
+
+
+def _tenant_of(found: object, operation: str, mistake: type[UsageError]) -> str:
+    """Return the name of a tenant, as a guard takes it. The text of another object may differ in each process."""
+    if isinstance(found, (int, uuid.UUID)) and not isinstance(found, bool):
+        return str(found)
+    if isinstance(found, str) and found.strip():
+        return found
+    if inspect.iscoroutine(found):
+        found.close()
+    is_missing = found is None or isinstance(found, str)
+    what = repr(found) if is_missing else with_article(type(found).__name__)
+    kind = UsageError if is_missing else mistake
+    raise kind(f"{operation}: its scope is {what}: scope= has to name a tenant or caller. Nothing ran")
 
 
 def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the message or its task is at fault, not the worker (a closed guard, a failing store)."""
     known = vars(task.request)
+    if isinstance(error, ScopeUnusable):
+        return False
     if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
         return True
     chosen = type(task).fingerprint

@@ -18,7 +18,7 @@ from onefold._model import Address, Record
 from onefold.codecs import Codec
 from onefold.errors import MissingKey, StoreUnavailable, UsageError
 from onefold.stores.hand_made import HandMadeTable
-from onefold.stores.hand_made.rows import Meaning, Row, address_of, entry_of
+from onefold.stores.hand_made.rows import Meaning, Row, address_of, age_of, entry_of
 from onefold.stores.opening import open_store
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import SqlFlow
@@ -81,16 +81,22 @@ class LookupRules:
             values[table.operation_column] = address.operation
         read = (table.key, table.scope_column, table.operation_column, table.at, table.result_column)
         try:
-            found = yield from find(database, table.table, described, read, values)
+            found = yield from find(database, table.table, described, read, values, latest=table.at)
         except StoreUnavailable:
             # The table may have changed: find out at the next delivery.
             self._described = None
             raise
         rows = [self._row(cells, described) for cells in found]
         its = [row for row in rows if self._is_of(row, address)]
-        if not its and len(rows) == ROWS_MAX:
+        newest = self._newest(its, address)
+        if newest is None and len(rows) == ROWS_MAX and not (its and self._are_in_order(its)):
             raise self._unusable(address, f"more than {ROWS_MAX} rows have a key that the database considers equal")
-        return self._newest(its, address)
+        return newest
+
+    def _are_in_order(self, rows: Sequence[Row]) -> bool:
+        """Return whether rows that were not read are older than these. Texts may sort otherwise than their times."""
+        ages = [age_of(row.at, row.now) for row in rows]
+        return ages == sorted(ages)
 
     def _describe(self, database: Database) -> SqlFlow[Described]:
         """Find the table and its columns, and warn if a lookup would read all of it."""

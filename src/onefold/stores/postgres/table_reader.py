@@ -9,6 +9,9 @@ from onefold.stores.postgres.urls import settings_of
 from onefold.stores.sql.foreign_tables import BIGINT, Column
 from onefold.stores.table_reader import Now, Reader, Rows, driver
 
+# The number of the type CHAR(n).
+BPCHAR: Final = 1042
+
 TABLES: Final = (
     "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE pg_catalog.pg_table_is_visible(c.oid) "
     "AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace <> 'pg_catalog'::regnamespace"
@@ -38,9 +41,17 @@ class PostgresReader(Reader):
         try:
             with self._connection.transaction():
                 cursor = self._connection.execute(statement, list(values), prepare=False)
-                return [column.name for column in cursor.description], cursor.fetchall()
+                padded = [column.type_code == BPCHAR for column in cursor.description]
+                rows = [_unpadded(row, padded) if any(padded) else row for row in cursor.fetchall()]
+                return [column.name for column in cursor.description], rows
         except psycopg.Error as error:
             raise self._failed(error) from error
+
+
+def _unpadded(row: tuple[Any, ...], padded: list[bool]) -> tuple[Any, ...]:
+    """Return the cells of CHAR(n) without the blanks that PostgreSQL adds: they are no part of the value."""
+    cells = zip(row, padded, strict=True)
+    return tuple(cell.rstrip(" ") if is_padded and isinstance(cell, str) else cell for cell, is_padded in cells)
 
 
 KINDS: Final = {
@@ -92,5 +103,6 @@ class PostgresCatalog:
         return f"{quoted} = CAST({given} AS {'bpchar' if column.type == 'character' else column.type})"
 
     def read(self, quoted: str, column: Column) -> str:
-        # Some drivers parse JSON, and others do not.
-        return f"CAST({quoted} AS text)" if column.as_text or column.kind == "json" else quoted
+        # Some drivers parse JSON, and others do not. CHAR(n) comes padded with blanks, which a cast removes.
+        is_cast = column.as_text or column.kind == "json" or column.type in ("character", "bpchar")
+        return f"CAST({quoted} AS text)" if is_cast else quoted

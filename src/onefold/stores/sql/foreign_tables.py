@@ -115,11 +115,17 @@ def describe(database: Database, table: str, columns: Sequence[str]) -> SqlFlow[
 
 
 def find(
-    database: Database, table: str, described: Described, read: Sequence[str | None], values: Mapping[str, str]
+    database: Database,
+    table: str,
+    described: Described,
+    read: Sequence[str | None],
+    values: Mapping[str, str],
+    latest: str | None = None,
 ) -> SqlFlow[list[tuple[Any, ...]]]:
     """Return the rows with these values, as the database compares them: the columns to read, and the time twice.
 
-    An empty value also stands for NULL. Without a clock of the database's own, no time is returned.
+    An empty value also stands for NULL. Without a clock of the database's own, no time is returned. Of more than
+    ROWS_MAX rows these are the last by the column `latest`, those without a value first.
     """
     catalog = database.sql.foreign
     conditions: list[str] = []
@@ -139,10 +145,18 @@ def find(
     cells = ["NULL" if name is None else catalog.read(_quoted(catalog, name), described.columns[name]) for name in read]
     statement = (
         f"SELECT {', '.join(filter(None, (*cells, catalog.now)))} FROM {described.quoted} "
-        f"WHERE {' AND '.join(conditions)} LIMIT {ROWS_MAX}"
+        f"WHERE {' AND '.join(conditions)}{_order(catalog, described, latest)} LIMIT {ROWS_MAX}"
     )
     reply: Reply = yield from _ask(database, table, SqlRequest(statement, given, rows=True))
     return [tuple(row) for row in reply.rows]
+
+
+def _order(catalog: Catalog, described: Described, latest: str | None) -> str:
+    # JSON has no order. The condition comes first, so that no index by time is taken instead of the key's.
+    if latest is None or described.columns[latest].kind == "json":
+        return ""
+    quoted = _quoted(catalog, latest)
+    return f" ORDER BY ({quoted} IS NULL) DESC, {quoted} DESC"
 
 
 def _ask(database: Database, table: str, request: SqlRequest) -> SqlFlow[Reply]:
