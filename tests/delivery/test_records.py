@@ -534,3 +534,14 @@ def test_only_has_to_be_the_record_of_this_key(store: MemoryStore, key: str) -> 
             guard.forget("charge", key, only=wrong)
 
     assert record(store).state is State.HELD
+
+
+@pytest.mark.parametrize("signed", [{"by": "", "reason": "asked"}, {"by": "ada", "reason": " "}])
+def test_a_resolution_says_who_and_why(store: MemoryStore, signed: dict[str, Any]) -> None:
+    with pytest.raises(TimeoutError):
+        Guard(store, policy=HOLD).run("charge", "pay_1", Handler(error=TimeoutError()))
+
+    with pytest.raises(UsageError, match="neither is empty"):
+        Guard(store).resolve("charge", "pay_1", Done(), **signed)
+
+    assert record(store).state is State.HELD

@@ -141,3 +141,15 @@ def test_every_code_is_documented_and_the_client_knows_those_that_settle_a_reque
 
     assert set(TITLES) <= set(table)
     assert set(TITLES) >= SETTLED_CODES
+
+
+def test_whatever_the_detail_says_the_caller_gets_401(service: Service) -> None:
+    def unknown(_request: Request) -> str:
+        raise Unauthorized("nobody is called \ud800")
+
+    service.take({"scope": unknown})
+
+    refused = service.post()
+
+    assert (refused.status, refused.code) == (401, "unauthorized")
+    assert service.ran == []

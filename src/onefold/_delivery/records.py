@@ -46,6 +46,8 @@ def resolve(
         raise UsageError(
             f"resolve() takes Done(value), Failed(error) or Rerun(), not {_shown(resolution)}. Nothing was changed"
         )
+    if not by.strip() or not reason.strip():
+        raise UsageError("by= and reason= say who decided this, and why: neither is empty. Nothing was changed")
     if len(f"{by}{reason}") > SIGNED_MAX:
         raise UsageError(f"by= and reason= have at most {SIGNED_MAX:,} characters together. Nothing was changed")
     _check_only(delivery, only)

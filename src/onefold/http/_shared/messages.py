@@ -112,7 +112,8 @@ class Unauthorized(Refused):
                 f"Unauthorized(challenge={given!r:.60}) cannot be sent as WWW-Authenticate: write challenge='Bearer', "
                 "in visible ASCII"
             )
-        super().__init__("unauthorized", detail)
+        # Half a surrogate, from a name that a client sent, cannot be sent back.
+        super().__init__("unauthorized", detail.encode("utf-8", "replace").decode())
         self.challenge = challenge
 
 
