@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,7 +205,8 @@ def test_where_no_key_is_required_one_warning_says_that_the_task_id_is_none(app:
 
     first, second = (task(app, guard, add, operation=name, base=Lenient) for name in ("first", "second"))
 
-    with pytest.warns(UserWarning) as told:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for adding in (first, first, second):
             adding.delay(1, 2)
 

@@ -33,6 +33,16 @@ class DeclaredTable(msgspec.Struct, frozen=True, kw_only=True):
     keep: float = FOREVER
 
 
+class Drifted(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the file repeats by hand, and that is another one where it is set."""
+
+    field: str
+    name: str
+    said: float
+    found: float
+    where: str
+
+
 class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     """A guard as the file declares it. Durations are seconds."""
 
@@ -60,6 +70,14 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     provider_memory: float | None = None
     duplicates: dict[str, float] = {}
     replays: dict[str, float] = {}
+    # Files with the settings of its queue, still to be read: `onefold.lint.settings` joins what they say.
+    settings: tuple[str, ...] = ()
+    # Where the visibility timeout was found, if not in this file; and numbers of this file that differ from the found.
+    visibility_from: str = ""
+    drifted: tuple[Drifted, ...] = ()
+    # The queue or topic that it reads, and the broker to ask for its settings, for `onefold doctor`.
+    queue: str | None = None
+    broker: str | None = None
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,13 +56,13 @@ log = logging.getLogger("onefold.queues.celery")
 
 # What a sender without a key is told: refused, or with `require_key=False` once.
 NO_KEY: Final = (
-    "{operation}: this message has no key, and nothing was sent. A task id is not one: the sender that sends again gets "
+    "{operation}: this message has no key, and nothing was sent. A task id is not one: a sender that sends again gets "
     "another. Send it with send(task, args, key=...) or headers={{'idempotency-key': ...}}, take the key from an "
     "argument (key='order_id'), or accept the id with require_key=False"
 )
 ID_IS_NO_KEY: Final = (
     "{operation}: sent without a key, under its task id. A redelivery and Celery's own retry() keep that id, but a "
-    "sender that retries, or a task that is enqueued again, gets another and runs again. This is said once for each task"
+    "sender that retries, or a task that is enqueued again, gets another and runs again. Said once for each task"
 )
 
 
