@@ -101,6 +101,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         written = self.written_url(store)
         return [name for name in dict.fromkeys(self.unset) if f"${{{name}}}" in written]
 
+    def written_broker(self, guard: str) -> str | None:
+        """Return the broker of this guard as the file has it, with the names of variables."""
+        written = self.tree.value["guards"][guard].get("broker")
+        return None if written is None else str(written)
+
     def mark(self, *path: str) -> Mark:
         """Return the location of an entry, or where it would have to be."""
         return self.tree.mark(path)

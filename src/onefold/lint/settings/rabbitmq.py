@@ -20,7 +20,6 @@ KNOWN: Final = ("x-message-ttl", "x-delivery-limit", "x-dead-letter-exchange", "
 
 SECTIONS: Final = ("queues", "policies", "bindings")
 CONF: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([^#]*?)\s*(#.*)?")
-APPLIES: Final = ("all", "queues", "classic_queues", "quorum_queues", "streams")
 
 
 class Argument(NamedTuple):
@@ -53,7 +52,7 @@ def found(files: Sequence[SettingsFile], queue: str | None) -> list[Found]:
     for given in files:
         if given.text.lstrip().startswith("{"):
             document = parse(given)
-            queues += _queues(document)
+            queues += queues_of(document)
             bindings += [part for _, part in _section(document, "bindings")]
         else:
             timeouts += _of_conf(given)
@@ -132,7 +131,8 @@ def _some(queues: Sequence[Queue]) -> str:
     return queues[0].name if queues else "orders"
 
 
-def _queues(document: Document) -> Iterator[Queue]:
+def queues_of(document: Document) -> Iterator[Queue]:
+    """Yield the queues of definitions, each with its policy."""
     policies = list(_section(document, "policies"))
     for path, part in _section(document, "queues"):
         arguments = part.get("arguments") or {}
