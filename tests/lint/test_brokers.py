@@ -207,7 +207,7 @@ def test_sqs_tells_visibility_retention_and_dead_letters(sqs: Any, dynamodb: Ser
     ]
     graded = {check.name: (check.grade.value, check.fix) for check in report.checks}
     assert graded["keep"] == ("red", "Set keep: 28d")
-    assert graded["handler time"] == ("red", "Set visibility_timeout: 1m")
+    assert graded["handler time"] == ("red", "Set it to 1m there")
     assert graded["drift"] == ("yellow", "Leave visibility_timeout out: it is read from the settings")
     assert graded["lease"][0] == "yellow"
 

@@ -330,6 +330,8 @@ def test_a_proposed_keep_can_be_read_and_passes(tmp_path: Path) -> None:
         ("dead_letter_days", 7, 1_209_600.0),
         ("timeout", 60, 120.0),
         ("terms", 60, 120.0),
+        ("retry_min", 60, 120.0),
+        ("holidays", 60, 120.0),
     ],
 )
 def test_a_plain_number_has_the_unit_that_its_name_ends_with(

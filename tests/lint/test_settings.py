@@ -156,6 +156,8 @@ def test_a_visibility_timeout_that_is_too_short_is_told_with_its_file_and_line(t
 
     assert late.code == "OF003"
     assert f"VisibilityTimeout ({tmp_path}/q.json:4) is 30s, but the handler takes up to 2m" in late.says
+    assert late.fix == "Set it to 4m there"
+    assert late.mark == found.configuration.mark("guards", "first", "settings")
 
 
 def test_a_number_that_was_typed_again_and_has_drifted_is_found(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ DEFINITIONS = """\
         {"vhost": "/", "name": "dead", "pattern": "\\\\.dead$", "apply-to": "queues", "priority": 5,
          "definition": {"message-ttl": 604800000}},
         {"vhost": "/", "name": "slow", "pattern": "^orders$", "apply-to": "quorum_queues", "priority": 7,
-         "definition": {"consumer-timeout": 3600000, "message-ttl": 259200000}}
+         "definition": {"consumer-timeout": 3600000, "message-ttl": 259200000, "dead-letter-exchange": "mine"}}
       ],
       "bindings": [
         {"source": "dead", "vhost": "/", "destination": "orders.dead", "destination_type": "queue", "routing_key": ""}
@@ -309,6 +311,13 @@ def test_celerys_settings_are_read_and_never_run(tmp_path: Path) -> None:
         ),
         ("@app.task(retry_kwargs={'max_retries': 5, 'countdown': 2})\ndef pay(): ...", ("duplicates", 10.0, 1)),
         ("class Pay(Task):\n  max_retries = 2\n  default_retry_delay = 5", ("duplicates", 10.0, 2)),
+        (
+            (
+                "max_retries = 9\n@retry(max_retries=8)\ndef a(): ...\nclass Client:\n  max_retries = 7\n"
+                "headers.update(max_retries=6)\n@shared_task(max_retries=1)\ndef b(): ..."
+            ),
+            ("duplicates", 180.0, 7),
+        ),
     ],
 )
 def test_celery_in_other_words(tmp_path: Path, text: str, expected: tuple[str, float, int]) -> None:
@@ -327,6 +336,14 @@ def test_celery_in_other_words(tmp_path: Path, text: str, expected: tuple[str, f
         (
             "broker_transport_options = {'visibility_timeout': '1h'}",
             "conf.py:1: guards.first: broker_transport_options.",
+        ),
+        (
+            "if DEBUG:\n  app.conf.result_expires = 1",
+            "conf.py:2: guards.first: result_expires is set under a condition, and nothing in this file is run",
+        ),
+        (
+            "HOUR = 3600\nif DEBUG:\n  HOUR = 1\nresult_expires = HOUR",
+            "conf.py:4: guards.first: result_expires is not a literal",
         ),
         ("result_expires = 9 ** 9 ** 9", "conf.py:1: guards.first: result_expires is not a literal"),
         ("result_expires = 10000000000 * 10000000000", "conf.py:1: guards.first: result_expires is not a literal"),

@@ -63,11 +63,11 @@ def spans(value: Any) -> dict[str, float]:
 
 # The unit of a plain number, by the end of its name: as Kafka, RabbitMQ and others have named it.
 UNIT_OF_NAME: Final = (
-    (re.compile(r"(^|.*[._\s-])(ms|msecs?|millis|milliseconds?)", re.IGNORECASE), "ms"),
+    (re.compile(r"(^|.*[._\s-])(ms|millis|milliseconds?)", re.IGNORECASE), "ms"),
     (re.compile(r".*([a-z\d]M(s|illis)|MILLIS)"), "ms"),
     (re.compile(r"(x-)?(message-ttl|consumer[-_]timeout|expires)", re.IGNORECASE), "ms"),
-    (re.compile(r"(^|.*[._\s-])(mins?|minutes?)", re.IGNORECASE), "m"),
-    (re.compile(r"(^|.*[._\s-])(hrs?|hours?)", re.IGNORECASE), "h"),
+    (re.compile(r"(^|.*[._\s-])minutes?", re.IGNORECASE), "m"),
+    (re.compile(r"(^|.*[._\s-])hours?", re.IGNORECASE), "h"),
     (re.compile(r"(^|.*[._\s-])days?", re.IGNORECASE), "d"),
 )
 

@@ -97,11 +97,12 @@ def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
 def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
     handler, visibility = guard.handler_time, guard.visibility_timeout
     if handler is not None and visibility is not None and visibility < handler:
+        enough = said(above(TWICE * handler))
         yield Said(
-            "visibility_timeout",
+            "settings" if guard.visibility_from else "visibility_timeout",
             f"{guard.visibility_from or 'visibility_timeout'} is {said(visibility)}, but the handler takes up to "
             f"{said(handler)}: the queue redelivers a message that is still running, and counts it as failed",
-            f"Set visibility_timeout: {said(above(TWICE * handler))}",
+            f"Set it to {enough} there" if guard.visibility_from else f"Set visibility_timeout: {enough}",
         )
 
 

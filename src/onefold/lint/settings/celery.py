@@ -13,10 +13,12 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from onefold.config.wording import shown
-from onefold.lint.settings.found import NUMBER_MAX, Found, SettingsFile, Wrong
+from onefold.lint.settings.found import NUMBER_MAX, Found, Role, SettingsFile, Wrong
+from onefold.lint.settings.python_literals import NotLiteral, literal
 
 # Older names of the same settings.
 OLD: Final = {"acks_late": "task_acks_late", "task_result_expires": "result_expires", "annotations": "task_annotations"}
+VISIBILITY: Final = "broker_transport_options.visibility_timeout"
 SETTINGS: Final = ("broker_transport_options", "task_acks_late", "result_expires", "task_annotations")
 OF_A_TASK: Final = (*("max_retries", "default_retry_delay", "retry_backoff", "retry_backoff_max", "retry_kwargs"),)
 KNOWN: Final = ("broker_transport_options", "result_expires", "max_retries", "default_retry_delay")
@@ -25,10 +27,6 @@ KNOWN: Final = ("broker_transport_options", "result_expires", "max_retries", "de
 MAX_RETRIES: Final = 3
 RETRY_DELAY: Final = 180
 BACKOFF_MAX: Final = 600
-
-
-class NotLiteral(ValueError):
-    """A value that only running the file would tell."""
 
 
 class Setting(NamedTuple):
@@ -56,12 +54,10 @@ def _of_file(given: SettingsFile) -> Iterator[Found]:
 
 
 def _visibility(file: str, written: Setting, acks_late: Setting | None) -> Found:
-    name = "broker_transport_options.visibility_timeout"
     # Acknowledged before it runs, a task is not given to a second worker while it does; one that waits for its eta is.
     early = acks_late is not None and acks_late.value is False
-    return Found(
-        name, "duplicates" if early else "visibility_timeout", _seconds(file, name, written), file, written.line
-    )
+    role: Role = "duplicates" if early else "visibility_timeout"
+    return Found(VISIBILITY, role, _seconds(file, VISIBILITY, written), file, written.line)
 
 
 def _retries(file: str, task: Mapping[str, Setting]) -> Found | None:
@@ -117,31 +113,34 @@ class _Reader:
         self.settings: dict[str, Setting] = {}
         self.tasks: list[dict[str, Setting]] = []
 
-    def read(self, body: Sequence[ast.stmt]) -> None:
-        task: dict[str, Setting] = {}
+    def read(self, body: Sequence[ast.stmt], task: dict[str, Setting] | None = None) -> None:
+        """Read statements in their order; `task` collects the options in the body of a task's class."""
         for node in body:
             match node:
                 case (
                     ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value)
                 ):
                     self._assigned(_name_of(target), value, task)
-                case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update")) as call):
+                case ast.Expr(value=ast.Call(func=ast.Attribute(attr="update", value=whole)) as call) if _is_conf(
+                    whole
+                ):
                     for name, value in _given(call):
                         self._assigned(name, value, task)
                 case ast.ClassDef():
-                    self.read(node.body)
+                    self.tasks.append({})
+                    self.read(node.body, self.tasks[-1] if any(map(_is_task, node.bases)) else None)
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    self.tasks += [self._options(one) for one in node.decorator_list if isinstance(one, ast.Call)]
-        self.tasks.append(task)
+                    calls = (one for one in node.decorator_list if isinstance(one, ast.Call))
+                    self.tasks += [self._options(one) for one in calls if _is_task(one.func)]
+                case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                    self._check_conditional(node)
 
-    def _assigned(self, written: str, value: ast.expr, task: dict[str, Setting]) -> None:
-        name = written.lower().removeprefix("celery_")
-        name = OLD.get(name, name)
-        if name == "broker_transport_options.visibility_timeout":
-            before = self.settings.get("broker_transport_options", Setting({}, value.lineno))
+    def _assigned(self, written: str, value: ast.expr, task: dict[str, Setting] | None) -> None:
+        name = _current(written)
+        if name == VISIBILITY:
             one = self._setting("visibility_timeout", value)
-            self.settings["broker_transport_options"] = before._replace(value={"visibility_timeout": one})
-        elif name in OF_A_TASK:
+            self.settings["broker_transport_options"] = Setting({"visibility_timeout": one}, value.lineno)
+        elif task is not None and name in OF_A_TASK:
             task[name] = self._setting(name, value)
         elif name in SETTINGS:
             self.settings[name] = self._setting(name, value)
@@ -151,6 +150,19 @@ class _Reader:
             try:
                 self._names[written] = literal(value, self._names)
             except NotLiteral:
+                self._names.pop(written, None)
+
+    def _check_conditional(self, node: ast.stmt) -> None:
+        """Refuse a setting under a condition: only running the file would tell which one counts."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Assign) and len(part.targets) == 1:
+                written = _name_of(part.targets[0])
+                if _current(written) in (*SETTINGS, VISIBILITY):
+                    says = (
+                        f"{written} is set under a condition, and nothing in this file is run: name a file without one"
+                    )
+                    raise Wrong(self._file, part.lineno, says)
+                # It may have another value after this.
                 self._names.pop(written, None)
 
     def _options(self, call: ast.Call) -> dict[str, Setting]:
@@ -169,6 +181,24 @@ class _Reader:
         except NotLiteral:
             says = f"{name} is not a literal, and nothing in this file is run: write its number there"
             raise Wrong(self._file, node.lineno, says) from None
+
+
+def _current(written: str) -> str:
+    """Return today's name of a setting: without Django's prefix, and not the one of older versions."""
+    name = written.lower().removeprefix("celery_")
+    return OLD.get(name, name)
+
+
+def _is_conf(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Name) and node.id == "conf") or (
+        isinstance(node, ast.Attribute) and node.attr == "conf"
+    )
+
+
+def _is_task(node: ast.expr) -> bool:
+    """Return whether this is `app.task`, `shared_task`, `guarded`, or a class of tasks."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name == "guarded" or name.lower().endswith("task")
 
 
 def _is_mapping(value: object) -> bool:
@@ -207,45 +237,3 @@ def _pairs(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 def _is_table(node: ast.expr) -> bool:
     return isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and bool(list(_pairs(node))))
-
-
-def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of a number, a text, a sum or product of numbers, a `timedelta`, or a name for one of them."""
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name) if name in names:
-            return names[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(literal(operand, names))
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as operator, right=right):
-            return _calculated(operator, _number(literal(left, names)), _number(literal(right, names)))
-        case ast.Call(func=ast.Name(id="timedelta") | ast.Attribute(attr="timedelta"), args=args, keywords=keywords):
-            try:
-                return timedelta(
-                    *(_number(literal(one, names)) for one in args),
-                    **{str(one.arg): _number(literal(one.value, names)) for one in keywords},
-                )
-            except (TypeError, OverflowError):
-                raise NotLiteral from None
-    raise NotLiteral
-
-
-def _calculated(operator: ast.operator, left: float, right: float) -> float:
-    match operator:
-        case ast.Add():
-            return _number(left + right)
-        case ast.Sub():
-            return _number(left - right)
-        case ast.Mult():
-            return _number(left * right)
-    if right == 0:
-        raise NotLiteral
-    return _number(left / right)
-
-
-def _number(value: object) -> float:
-    # Bounded: a product of large numbers is not calculated.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > NUMBER_MAX:
-        raise NotLiteral
-    return value
