@@ -215,6 +215,21 @@ def test_where_no_key_is_required_one_warning_says_that_the_task_id_is_none(app:
     assert "A redelivery and Celery's own retry() keep that id, but a sender that retries" in said[0]
 
 
+def test_a_task_that_sends_another_without_a_key_fails_by_its_own_error_and_may_retry(
+    app: Celery, guard: Guard, sent: list[dict[str, Any]]
+) -> None:
+    adding = task(app, guard, add)
+
+    def pay() -> None:
+        adding.delay(1, 2)
+
+    state, said = work(task(app, guard, pay), **{KEY: "k"})
+
+    assert (state, type(said)) == ("FAILURE", MissingKey)
+    assert sent == []
+    assert guard.read("pay", "k") is None, "a retry of it runs"
+
+
 @pytest.mark.filterwarnings("ignore:add. sent without a key")
 def test_the_key_is_the_tasks_id_unless_one_is_given(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
     adding = task(app, guard, add, require_key=False)
