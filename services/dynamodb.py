@@ -1,4 +1,4 @@
-"""DynamoDB as the wheel ministack emulates it, in memory: what is killed is forgotten."""
+"""DynamoDB, and SQS beside it, as the wheel ministack emulates them, in memory: what is killed is forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start_dynamodb(home: Home) -> Server:
         environment={
             "BIND_HOST": HOST,
             "GATEWAY_PORT": str(port),
-            "SERVICES": "dynamodb",
+            "SERVICES": "dynamodb,sqs",
             "LOG_LEVEL": "WARNING",
             "TMPDIR": str(folder),
         },

@@ -25,7 +25,8 @@ INNER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 ERLANG = "-noinput +sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
 
 
-def start_rabbitmq(home: Home) -> Server:
+def start_rabbitmq(home: Home, management: int | None = None) -> Server:
+    """Start a broker; with a port for its management API, that is `http://` at this port with the login of the URL."""
     script = program("rabbitmq-server")
     folder, port, password = home.room("rabbitmq"), free_port(), secrets.token_hex(8)
     (folder / "rabbitmq.conf").write_text(
@@ -33,8 +34,15 @@ def start_rabbitmq(home: Home) -> Server:
         f"default_user = {USER}\n"
         f"default_pass = {password}\n"
         "log.console.level = warning\n"
+        + (
+            f"management.tcp.ip = {HOST}\nmanagement.tcp.port = {management}\n"
+            # How soon the API knows which policy applies to a new queue; five seconds otherwise.
+            "collect_statistics_interval = 500\n"
+            if management
+            else ""
+        )
     )
-    (folder / "plugins").write_text("[].\n")
+    (folder / "plugins").write_text("[rabbitmq_management].\n" if management else "[].\n")
     give_to_nobody(folder)
     url = f"amqp://{USER}:{password}@{HOST}:{port}/%2F"
     mapper = free_port()

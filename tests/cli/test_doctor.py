@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from onefold import Guard
 from onefold.cli._common.store_option import display_url, without_secrets
 from onefold.cli.app import app
+from services.dynamodb import CREDENTIALS, REGION
 from services.redis import named_client
 from services.servers import Server
 from tests.cli.test_records import closed_port
@@ -187,6 +188,74 @@ def test_a_variable_that_is_not_set_does_not_hide_the_other_stores(file: str) ->
         ("money", "${DATABASE_URL}", False),
         ("mail", "memory:", True),
     ]
+
+
+# Its queues.
+
+QUEUES = """
+stores:
+  mail: {{url: "memory:"}}
+guards:
+  payouts: {{store: mail, keep: 24h, broker: "${{BROKER}}", queue: {queue}}}
+  mails: {{store: mail}}
+"""
+
+
+@pytest.fixture
+def with_queue(tmp_path: Path, rabbitmq_name: str) -> str:
+    (tmp_path / "onefold.yaml").write_text(QUEUES.format(queue=rabbitmq_name))
+    return str(tmp_path / "onefold.yaml")
+
+
+def test_the_queue_of_a_guard_is_examined_with_the_stores(
+    with_queue: str, dynamodb: Server, rabbitmq_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    client: Any = boto3.client("sqs", endpoint_url=dynamodb.url, region_name=REGION)
+    client.create_queue(QueueName=rabbitmq_name, Attributes={"MessageRetentionPeriod": "604800"})
+    broker = f"sqs://?region={REGION}&endpoint_url={dynamodb.url}"
+
+    said, document = (doctor(with_queue, *options, BROKER=broker) for options in ((), ("--format", "json")))
+
+    assert said.exit_code == document.exit_code == 1
+    assert "guards.payouts\tred\tkeep\tkeep is 24h, but MessageRetentionPeriod (the broker) replays" in said.stdout
+    assert said.stdout.splitlines()[0].count("\t") == 4
+    assert said.stderr.startswith("onefold: 1 store and 1 queue: ")
+    store, queue = json.loads(document.stdout)
+    assert (store["name"], store["store"]) == ("mail", "memory:")
+    assert (queue["name"], queue["broker"], queue["queue"]) == ("guards.payouts", "sqs://", rabbitmq_name)
+    assert checks(document, 1)["keep"]["fix"] == "Set keep: 14d"
+    client.close()
+
+
+def test_a_broker_that_cannot_be_reached_ends_with_two_and_no_password(with_queue: str, closed_port: int) -> None:
+    for scheme in ("amqp", "http"):
+        said = doctor(with_queue, BROKER=f"{scheme}://worker:geheim@127.0.0.1:{closed_port}/%2F")
+
+        assert said.exit_code == 2
+        assert "guards.payouts\tred\treach\t" in said.stdout
+        assert "mail\tgreen\ttrial" in said.stdout
+        assert "geheim" not in said.output
+        assert len(said.stderr.splitlines()) == 1
+
+
+def test_a_broker_whose_variable_is_not_set_is_told(with_queue: str) -> None:
+    said = doctor(with_queue)
+
+    assert said.exit_code == 2
+    assert "guards.payouts\tred\treach\ta variable of ${BROKER} is not set" in said.stdout
+
+
+def test_a_store_that_is_named_has_no_queues(with_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    said = doctor("mail")
+
+    assert said.exit_code == 0
+    assert "guards.payouts" not in said.stdout
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,58 @@ def test_as_json(broken: str) -> None:
     assert json.loads(onefold(CORRECTED, "--format", "json").stdout)["findings"] == []
 
 
+def test_settings_that_were_read_are_listed_for_programs(tmp_path: Path) -> None:
+    path, settings = tmp_path / "onefold.yaml", tmp_path / "topic.properties"
+    settings.write_text("# the topic\nretention.ms=-1\ndelivery.timeout.ms=120000\n")
+    path.write_text(
+        "stores: {d: {url: 'sqlite:///d.db'}}\nguards: {pay: {store: d, keep: forever, settings: topic.properties}}\n"
+    )
+
+    said = onefold(str(path), "--format", "json")
+
+    assert said.exit_code == 0
+    assert json.loads(said.stdout)["settings"] == [
+        {
+            "guard": "pay",
+            "name": "delivery.timeout.ms",
+            "role": "duplicates",
+            "seconds": 120.0,
+            "file": str(settings),
+            "line": 3,
+        },
+        {
+            "guard": "pay",
+            "name": "retention.ms",
+            "role": "replays",
+            "seconds": None,
+            "file": str(settings),
+            "line": 2,
+        },
+    ]
+
+
+def test_settings_that_cannot_be_used_exit_with_2_and_one_line(tmp_path: Path) -> None:
+    path, settings = tmp_path / "onefold.yaml", tmp_path / "queue.json"
+    settings.write_text('{"Attributes": {\n  "VisibilityTimeout": "soon"}}')
+    path.write_text("stores: {d: {url: 'sqlite:///d.db'}}\nguards: {pay: {store: d, settings: queue.json}}\n")
+
+    said = onefold(str(path))
+
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert said.stderr == (
+        f"onefold: {settings}:2: guards.pay: VisibilityTimeout is 'soon', which is not a whole number of seconds\n"
+    )
+    (problem,) = json.loads(onefold(str(path), "--format", "json").stdout)["problems"]
+    assert (problem["file"], problem["line"]) == (str(settings), 2)
+
+
+def test_a_strict_lint_asks_for_a_documented_floor() -> None:
+    said = onefold(CORRECTED, "--strict")
+
+    assert said.exit_code == 1
+    assert re.findall(r"OF\d+ guards\.\w+", said.stdout) == ["OF019 guards.notifications"]
+
+
 def test_as_commands_for_github(broken: str) -> None:
     lines = onefold(SEEDS, broken, "--format", "github").stdout.splitlines()
 

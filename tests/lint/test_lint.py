@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from onefold.config import read
-from onefold.config.wording import below, said
+from onefold.config.tree import Unusable
+from onefold.config.wording import above, below, said, spelled
 from onefold.lint import RULES, Finding, findings, floor
 from tests.support import PROJECT
 
@@ -125,6 +126,8 @@ def test_the_default_of_keep_is_judged_too(tmp_path: Path) -> None:
         ("OF007", "key: offset", "key: header:offset", "offset"),
         ("OF007", "key: job_id", "key: message_id", "job_id"),
         ("OF007", "key: content_hash", "key: field:event.id", "content_hash"),
+        ("OF007", "key: 'header:x-request-id'", "key: 'field:request_id'", "made for each try"),
+        ("OF007", "key: 'argument:tool_call_id'", "key: 'argument:order_id'", "a retry has another and runs again"),
         ("OF006", "provider_memory: 24h", "provider_memory: 24h, rerun_within: 23h", "Set rerun_within: 23h"),
         ("OF006", "provider_memory: 24h, rerun_within: 24h", "provider_memory: 24h, after_crash: hold", "for 24h"),
         (
@@ -159,14 +162,14 @@ def test_a_guard_that_breaks_a_rule_is_found_and_the_fix_passes(
     ],
 )
 def test_money_is_judged_more_strictly(tmp_path: Path, code: str, wrong: str, right: str) -> None:
-    (found,) = linted(tmp_path, f"money: true, keep: forever, {wrong}")
+    (found,) = linted(tmp_path, f"money: true, key: field:id, keep: forever, {wrong}")
 
     assert found.code == code
-    assert linted(tmp_path, f"money: true, keep: forever, {right}") == []
+    assert linted(tmp_path, f"money: true, key: field:id, keep: forever, {right}") == []
     assert linted(tmp_path, f"money: false, {wrong}") == []
 
 
-MONEY = "store: database, money: true, mode: transactional"
+MONEY = "store: database, money: true, key: field:id, mode: transactional"
 
 
 def test_money_that_nobody_has_thought_about_is_found(tmp_path: Path) -> None:
@@ -280,6 +283,104 @@ def test_codes_are_in_order_and_documented_with_their_titles() -> None:
 )
 def test_durations_are_said_as_people_write_them(duration: float, message: str) -> None:
     assert said(duration) == message
+
+
+@pytest.mark.parametrize(
+    ("duration", "message", "proposed"),
+    [
+        (173_700, "48h 15m", "49h"),
+        (172_800, "48h", "48h"),
+        (604_800, "7d", "7d"),
+        (612_000, "170h", "8d"),
+        (8_100, "135m", "135m"),
+        (61, "61s", "61s"),
+        (7_261, "2h 1m 1s", "122m"),
+        (90_061.5, "25h 1m 1.5s", "26h"),
+        (12_345_678.9, "142d 21h 21m 18.9s", "143d"),
+        (0.6, "0.6s", "0.6s"),
+        (2 * (0.1 + 0.2) * 1_000, "10m", "10m"),
+        (float("inf"), "forever", "forever"),
+    ],
+)
+def test_a_long_duration_is_spelled_and_a_round_one_that_covers_it_is_proposed(
+    duration: float, message: str, proposed: str
+) -> None:
+    assert spelled(duration) == message
+    assert said(above(duration)) == proposed
+
+
+def test_a_proposed_keep_can_be_read_and_passes(tmp_path: Path) -> None:
+    (found,) = linted(tmp_path, "store: database, duplicates: {a: 24h, b: 450s}")
+
+    assert "the floor is 48h 15m: twice that" in found.says
+    assert found.fix == "Set keep: 49h"
+    assert linted(tmp_path, "store: database, keep: 49h, duplicates: {a: 24h, b: 450s}") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "least"),
+    [
+        ("delivery.timeout.ms", 120_000, 240.0),
+        ("retention_ms", 604_800_000, 1_209_600.0),
+        ("retentionMs", 604_800_000, 1_209_600.0),
+        ("x-message-ttl", 60_000, 120.0),
+        ("consumer_timeout", 1_800_000, 3_600.0),
+        ("retention_minutes", 10, 1_200.0),
+        ("log.retention.hours", 168, 1_209_600.0),
+        ("dead_letter_days", 7, 1_209_600.0),
+        ("timeout", 60, 120.0),
+        ("terms", 60, 120.0),
+        ("retry_min", 60, 120.0),
+        ("holidays", 60, 120.0),
+    ],
+)
+def test_a_plain_number_has_the_unit_that_its_name_ends_with(
+    tmp_path: Path, name: str, number: int, least: float
+) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(f"{HEAD}  first: {{store: database, keep: forever, replays: {{{name}: {number}}}}}\n")
+
+    assert floor(read(path).guards["first"]) == least
+
+
+def test_a_unit_that_is_written_counts_more_than_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(f"{HEAD}  first: {{store: database, keep: forever, replays: {{retention_ms: 7d}}}}\n")
+
+    assert floor(read(path).guards["first"]) == 1_209_600
+
+
+def test_a_duration_in_milliseconds_is_no_field_of_a_guard(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r"onefold\.yaml:9:\d+: guards.first: 'keep_ms' is not a field: did you mean"):
+        linted(tmp_path, "store: database, keep_ms: 86400000")
+
+
+def test_money_names_its_key(tmp_path: Path) -> None:
+    keyless = MONEY.replace(", key: field:id", "")
+
+    (found,) = linted(tmp_path, f"{keyless}, keep: forever")
+
+    assert (found.code, found.guard) == ("OF018", "first")
+    assert linted(tmp_path, f"{MONEY}, keep: forever") == []
+    assert linted(tmp_path, "store: database") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "codes"),
+    [
+        ("keep: 24h", ["OF019"]),
+        ("keep: 24h, visibility_timeout: 60s", ["OF019"]),
+        ("keep: 24h, duplicates: {redelivery: 5m}", []),
+        ("replays: {dead_letter: 12h}", []),
+        ("keep: forever", []),
+    ],
+)
+def test_every_guard_documents_its_floor_if_the_lint_is_strict(tmp_path: Path, fields: str, codes: list[str]) -> None:
+    path = tmp_path / "onefold.yaml"
+    path.write_text(f"{HEAD}  first: {{store: database, {fields}}}\n")
+
+    assert [one.code for one in findings(read(path), strict=True)] == codes
+    assert findings(read(path)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from onefold.lint.ambiguous_errors import is_doubt
-from onefold.lint.unstable_keys import changes
+from onefold.lint.unstable_keys import changes, is_of_a_try
 
 
 def table(text: str) -> list[str]:
@@ -25,7 +25,7 @@ CHANGING = table(
     argument:ATTEMPT argument:retryCount argument:retries argument:failed_count header:date
     header:x-job-run-attempt argument:try_number argument:receive_count argument:redelivered
     argument:delivery_tag field:x-death.0.count field:retrycount header:x-retrycount argument:tries
-    header:traceparent header:x-trace-id header:b3 field:ts argument:timestamp argument:time argument:now
+    header:b3 field:ts argument:timestamp argument:time argument:now
     argument:received_at field:receivedAt field:sentTimestamp field:SentTimestamp
     field:ApproximateFirstReceiveTimestamp argument:receipt_handle field:ackId argument:lock_token
     header:x-delivery-count field:attributes.ApproximateReceiveCount argument:is_retry
@@ -36,19 +36,33 @@ CHANGING = table(
     """
 )
 
+# Made by a gateway, a tracer or a model, for a try of the operation.
+OF_A_TRY = table(
+    """
+    header:x-request-id header:X-Request-ID header:request-id header:x-amzn-requestid header:x-amzn-trace-id
+    header:traceparent header:tracestate header:x-trace-id header:x-b3-traceid header:b3 header:uber-trace-id
+    header:x-cloud-trace-context header:sentry-trace header:cf-ray header:x-correlation-id
+    header:correlation-id field:correlation_id argument:correlationId field:meta.correlation_id
+    argument:trace_id field:traceId field:spanId argument:tool_call_id field:tool_use_id argument:toolCallId
+    field:message.tool_call_id header:x-tool-call-id argument:traceparent field:function_call_id
+    """
+)
+
 # Names of the business, and what happened once.
 STAYING = table(
     """
     field:id field:order_id field:delivery_number field:delivery_no field:deliveryNumber field:retry_of
     header:x-event-id field:entry argument:payment_try_id field:death field:time_slot_id field:receive_number
-    field:try field:trade_no field:delivery.no field:event.time header:ce-id argument:trace_id
+    field:try field:trade_no field:delivery.no field:event.time header:ce-id
     argument:attempt_id argument:retry_policy_id field:time_entry_id field:nonce header:offset field:delivery
     argument:payment_id header:idempotency-key field:created_at field:event_time field:occurred_at
     argument:uuid4 argument:run_id field:payment_attempt_id field:date field:delivery_date field:country
     field:registry field:delivery_id field:job_id argument:task_id field:number field:invoice_number
     field:retry_key field:agent field:age_group field:message_id header:x-message-key field:index
     field:payment_attempt.id field:delivery_note_number field:retry-token field:page field:count field:no
-    field:received_order_number field:failed_payment_id header:x-request-id field:item_count
+    field:received_order_number field:failed_payment_id field:item_count
+    field:request_id argument:request_id field:requestId field:trace_number field:tool_id field:call_id
+    header:x-request-key field:correlation_group field:traced_order_id argument:function_id header:x-order-trace-id
     """
 )
 
@@ -58,9 +72,15 @@ def test_a_key_is_found_that_another_delivery_has_not(key: str) -> None:
     assert changes(key)
 
 
+@pytest.mark.parametrize("key", OF_A_TRY)
+def test_an_id_of_a_try_is_found(key: str) -> None:
+    assert is_of_a_try(key)
+
+
 @pytest.mark.parametrize("key", STAYING)
 def test_a_key_of_the_business_is_not(key: str) -> None:
     assert not changes(key)
+    assert not is_of_a_try(key)
 
 
 IN_DOUBT = table(

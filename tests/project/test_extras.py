@@ -64,7 +64,7 @@ def test_all_is_all() -> None:
 THEIRS = {"fastapi", "flask", "flask_login", "httpx", "pytest", "requests", "starlette", "urllib3"}
 
 # They come with the package that is named, which imports them itself.
-BESIDE = {"aiormq": "aio-pika", "asgiref": "django", "kombu": "celery"}
+BESIDE = {"aiormq": "aio-pika", "asgiref": "django", "botocore": "boto3", "kombu": "celery"}
 
 
 def test_all_brings_every_package_that_the_source_imports() -> None:

@@ -90,7 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queues.celery": PUBLIC | {"_concurrency", "health", "queues._rabbitmq", "queues._shared", "queues.keys"},
     # The words that a policy's fields take stand once, in `_model.policy`.
     "config": PUBLIC | {"_entry_points", "_model", "queues.keys"},
-    "lint": PUBLIC | {"config", "stores"},
+    # Brokers are examined in the words of the doctor.
+    "lint": PUBLIC | {"config", "health", "stores"},
     "maintenance": PUBLIC | {"stores", "stores.hand_made"},
     "health": PUBLIC | {"_concurrency", "stores"},
     # Which URLs need an event loop is known to the kinds of stores.

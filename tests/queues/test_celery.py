@@ -366,7 +366,7 @@ def test_a_bad_key_is_told_and_the_worker_lives_on(one: Environment, name: str, 
     refusal = refused(one.tell.apply_async((name,), headers={KEY: key}))
 
     assert says in refusal
-    assert one.add.delay(1, 1).get(timeout=PATIENCE) == 2
+    assert one.add.apply_async((1, 1), headers={KEY: name}).get(timeout=PATIENCE) == 2
     assert one.times("ran", "tell", name) == 0
 
 

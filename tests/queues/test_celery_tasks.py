@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_an_async_task_is_refused_at_once(app: Celery, guard: Guard) -> None:
         ({"guard": Guard("memory:"), "operation": "add", "fingerprint": "c"}, "the task has no argument 'c'"),
         ({"guard": Guard("memory:"), "operation": "add", "wait": "soon"}, "the task .*add: wait='soon'"),
         ({"guard": Guard("memory:"), "operation": "add", "missing_key": "maybe"}, "neither 'never' nor 'run'"),
+        ({"guard": Guard("memory:"), "operation": "add", "require_key": "no"}, "require_key='no' has to be True or"),
         ({"guard": Guard("memory:"), "operation": "add", "key": "a..id"}, "has to name a field"),
         ({"guard": Guard("memory:"), "operation": "add", "key": "c"}, "the task has no argument 'c'"),
         ({"guard": Guard("memory:"), "operation": "add", "key": header}, "key=header is not called"),
@@ -165,8 +167,72 @@ def test_without_celery_one_line_says_what_to_install() -> None:
 # What is sent.
 
 
-def test_the_key_is_the_tasks_id_unless_one_is_given(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+def test_a_task_that_is_sent_without_a_key_is_refused_and_nothing_is_sent(
+    app: Celery, guard: Guard, sent: list[dict[str, Any]]
+) -> None:
+    adding, by_argument = task(app, guard, add), task(app, guard, add, operation="of", key="a")
+    refused: list[Callable[[], object]] = [
+        lambda: adding.delay(1, 2),
+        lambda: adding.apply_async((1, 2)),
+        lambda: adding.apply_async((1, 2), headers={KEY: None, "x-trace": "t"}),
+        lambda: adding.s(1, 2).delay(),
+        lambda: by_argument.delay(None, 2),
+    ]
+
+    for sending in refused:
+        with pytest.raises(MissingKey, match=r"\w+: this message has no key, and nothing was sent.*require_key=False"):
+            sending()
+
+    assert sent == []
+
+
+def test_whatever_has_a_key_is_sent(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+    adding, by_argument = task(app, guard, add), task(app, guard, add, operation="of", key="a")
+
+    adding.apply_async((1, 2), headers={"Idempotency-Key": "mine"})
+    adding.apply_async((1, 2), task_id="nightly-2026-11-17")
+    by_argument.delay(1, 2)
+    with pytest.raises(TypeError):
+        by_argument.delay(2)
+
+    assert [headers.get(KEY, "") for headers in sent[:2]] == ["", "nightly-2026-11-17"]
+    assert len(sent) == 3
+
+
+def test_where_no_key_is_required_one_warning_says_that_the_task_id_is_none(app: Celery, guard: Guard) -> None:
+    class Lenient(OnefoldTask):
+        require_key = False
+
+    first, second = (task(app, guard, add, operation=name, base=Lenient) for name in ("first", "second"))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for adding in (first, first, second):
+            adding.delay(1, 2)
+
+    said = [str(one.message) for one in told]
+    assert len(said) == 2
+    assert "A redelivery and Celery's own retry() keep that id, but a sender that retries" in said[0]
+
+
+def test_a_task_that_sends_another_without_a_key_fails_by_its_own_error_and_may_retry(
+    app: Celery, guard: Guard, sent: list[dict[str, Any]]
+) -> None:
     adding = task(app, guard, add)
+
+    def pay() -> None:
+        adding.delay(1, 2)
+
+    state, said = work(task(app, guard, pay), **{KEY: "k"})
+
+    assert (state, type(said)) == ("FAILURE", MissingKey)
+    assert sent == []
+    assert guard.read("pay", "k") is None, "a retry of it runs"
+
+
+@pytest.mark.filterwarnings("ignore:add. sent without a key")
+def test_the_key_is_the_tasks_id_unless_one_is_given(app: Celery, guard: Guard, sent: list[dict[str, Any]]) -> None:
+    adding = task(app, guard, add, require_key=False)
     adding.delay(1, 2)
     adding.apply_async((1, 2), headers={KEY: "mine", "x-trace": "t"})
     minted = send(adding, (1, 2))
@@ -212,11 +278,11 @@ def test_a_sender_needs_no_transaction(app: Celery, sent: list[dict[str, Any]]) 
     def credit(account: str, *, tx: Any) -> None: ...
 
     crediting = task(app, Guard("sqlite:///never-opened.db"), credit)
-    crediting.delay("ada")
+    crediting.apply_async(("ada",), headers={KEY: "k"})
 
     assert len(sent) == 1
     with pytest.raises(TypeError):
-        crediting.delay()
+        crediting.apply_async(headers={KEY: "k"})
 
 
 # Eager, and called by hand.
@@ -283,7 +349,7 @@ def test_an_eager_retry_runs_under_the_same_key(eager: Celery, guard: Guard) -> 
 
     eager.conf.task_eager_propagates = False
 
-    assert task(eager, guard, flaky, bind=True).delay().get() == 3
+    assert task(eager, guard, flaky, bind=True).apply_async(task_id="flaky").get() == 3
     assert tries == [0, 1, 2]
 
 

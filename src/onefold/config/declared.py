@@ -33,6 +33,16 @@ class DeclaredTable(msgspec.Struct, frozen=True, kw_only=True):
     keep: float = FOREVER
 
 
+class Drifted(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the file repeats by hand, and that is another one where it is set."""
+
+    field: str
+    name: str
+    said: float
+    found: float
+    where: str
+
+
 class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     """A guard as the file declares it. Durations are seconds."""
 
@@ -60,6 +70,14 @@ class DeclaredGuard(msgspec.Struct, frozen=True, kw_only=True):
     provider_memory: float | None = None
     duplicates: dict[str, float] = {}
     replays: dict[str, float] = {}
+    # Files with the settings of its queue, still to be read: `onefold.lint.settings` joins what they say.
+    settings: tuple[str, ...] = ()
+    # Where the visibility timeout was found, if not in this file; and numbers of this file that differ from the found.
+    visibility_from: str = ""
+    drifted: tuple[Drifted, ...] = ()
+    # The queue or topic that it reads, and the broker to ask for its settings, for `onefold doctor`.
+    queue: str | None = None
+    broker: str | None = None
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +100,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         """Return the unset variables in the URL of this store."""
         written = self.written_url(store)
         return [name for name in dict.fromkeys(self.unset) if f"${{{name}}}" in written]
+
+    def written_broker(self, guard: str) -> str | None:
+        """Return the broker of this guard as the file has it, with the names of variables."""
+        written = self.tree.value["guards"][guard].get("broker")
+        return None if written is None else str(written)
 
     def mark(self, *path: str) -> Mark:
         """Return the location of an entry, or where it would have to be."""

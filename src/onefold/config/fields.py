@@ -58,13 +58,37 @@ def span(value: Any) -> float:
 def spans(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected names with durations, such as {{dead_letter: 7d}}, not {shown(value)}")
-    return {name: span(one) for name, one in value.items()}
+    return {name: span(_with_unit(name, one)) for name, one in value.items()}
+
+
+# The unit of a plain number, by the end of its name: as Kafka, RabbitMQ and others have named it.
+UNIT_OF_NAME: Final = (
+    (re.compile(r"(^|.*[._\s-])(ms|millis|milliseconds?)", re.IGNORECASE), "ms"),
+    (re.compile(r".*([a-z\d]M(s|illis)|MILLIS)"), "ms"),
+    (re.compile(r"(x-)?(message-ttl|consumer[-_]timeout|expires)", re.IGNORECASE), "ms"),
+    (re.compile(r"(^|.*[._\s-])minutes?", re.IGNORECASE), "m"),
+    (re.compile(r"(^|.*[._\s-])hours?", re.IGNORECASE), "h"),
+    (re.compile(r"(^|.*[._\s-])days?", re.IGNORECASE), "d"),
+)
+
+
+def _with_unit(name: str, value: Any) -> Any:
+    """Return a plain number with the unit that its name ends with: `retention_ms: 604800000` is no age of 19 years."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    unit = next((unit for pattern, unit in UNIT_OF_NAME if pattern.fullmatch(name)), None)
+    return value if unit is None else f"{value}{unit}"
 
 
 def texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"expected a list, not {shown(value)}")
     return tuple(text(one) for one in value)
+
+
+def paths(value: Any) -> tuple[str, ...]:
+    """Return one or several paths of files."""
+    return texts(value if isinstance(value, list) else [value])
 
 
 def one_of(allowed: Sequence[str]) -> Meaning:
@@ -190,4 +214,7 @@ GUARD: Final[dict[str, Meaning]] = {
     "provider_memory": span,
     "duplicates": spans,
     "replays": spans,
+    "settings": paths,
+    "queue": text,
+    "broker": text,
 }

@@ -114,6 +114,9 @@ class Reading:
     def _not_set(self, variable: str, path: Path) -> None:
         if not self._to_run and path[0] == "stores" and path[-1] == "url":
             self._unset.append(variable)
+        elif path[0] == "guards" and path[-1] == "broker":
+            # Only the doctor asks a broker, and says that it is not known.
+            return
         else:
             self._problem(path, f"{_dotted(path)}the environment variable {variable} is not set")
 

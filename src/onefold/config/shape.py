@@ -88,6 +88,14 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     provider_memory: Annotated[Span | UnsetType, about("How long the other side remembers the key it is given")] = UNSET
     duplicates: Annotated[dict[str, Span], about("Where duplicates come from, and how late each can make one")] = {}
     replays: Annotated[dict[str, Span], about("What delivers old messages again, and how old they can be")] = {}
+    settings: Annotated[
+        str | list[str],
+        about("Files with the settings of its queue, read by the lint: kafka.properties, celeryconfig.py"),
+    ] = []
+    queue: Annotated[str | UnsetType, about("The queue or topic that it reads")] = UNSET
+    broker: Annotated[str | UnsetType, about("The URL of its broker, which the doctor asks; ${NAME} is a variable")] = (
+        UNSET
+    )
 
 
 class OnefoldFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,12 @@ from onefold.durations import UNITS
 # People say "48h" for two days of retention, and "14d" for two weeks.
 DAYS_FROM: Final = 3 * UNITS["d"]
 
+# From three of a unit on, a proposed duration is a whole number of it.
+ROUND_FROM: Final = 3
+
+# More digits than these are hard to read.
+DIGITS_MAX: Final = 3
+
 # A wrong value is shown up to here: it may be a whole document.
 SHOWN_MAX: Final = 60
 
@@ -25,6 +31,31 @@ def said(duration: float) -> str:
             return f"{int(count)}{unit}"
     # Above a second it is exact to the thousandth: no "1e+06s".
     return f"{duration:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def spelled(duration: float) -> str:
+    """Return the duration in as many units as it needs, to be read: "48h 15m", where `said` has "2895m"."""
+    duration = round(duration, 3)
+    short = said(duration)
+    if math.isinf(duration) or len(short.rstrip("smhd.")) <= DIGITS_MAX:
+        return short
+    parts, left = [], duration
+    for unit in ("d", "h", "m"):
+        if unit != "d" or duration >= DAYS_FROM:
+            count, left = divmod(left, UNITS[unit])
+            parts += [f"{int(count)}{unit}"] if count else []
+    return " ".join([*parts, said(left)] if round(left, 3) else parts)
+
+
+def above(duration: float) -> float:
+    """Return a round duration that is not shorter, to be proposed: 49h for 48 hours and a quarter."""
+    if math.isinf(duration):
+        return duration
+    for unit in ("d", "h", "m", "s"):
+        # Below three of a unit the next whole one would be half as long again.
+        if duration >= ROUND_FROM * UNITS[unit]:
+            return math.ceil(round(duration / UNITS[unit], 9)) * UNITS[unit]
+    return duration
 
 
 def below(duration: float) -> float:

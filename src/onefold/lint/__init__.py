@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from onefold import UsageError
 from onefold.config.declared import Configuration, DeclaredGuard, DeclaredStore
 from onefold.config.tree import Mark, location
 from onefold.lint import rules as _rules
@@ -44,10 +45,13 @@ class Rule(NamedTuple):
     why: str
     # None: the rule looks at all guards together.
     judge: Callable[[DeclaredGuard], Iterator[Said]] | None = None
+    # Only with `strict`.
+    strict: bool = False
 
 
-def findings(*configurations: Configuration) -> list[Finding]:
-    """Return all violations, file by file and in the order of each."""
+def findings(*configurations: Configuration, strict: bool = False) -> list[Finding]:
+    """Return all violations, file by file and in the order of each. `strict` adds the rules that ask for more."""
+    _check_settled(configurations)
     shared = list(_shared_operations(configurations))
     found: list[Finding] = []
     for configuration in configurations:
@@ -55,12 +59,23 @@ def findings(*configurations: Configuration) -> list[Finding]:
             _placed(configuration, guard, rule.code, one)
             for guard in configuration.guards.values()
             for rule in RULES
-            if rule.judge is not None
+            if rule.judge is not None and (strict or not rule.strict)
             for one in rule.judge(guard)
         ]
         here += [_placed(where, guard, "OF008", one) for where, guard, one in shared if where is configuration]
         found += sorted(here, key=lambda one: (one.mark.line, one.mark.column or 0, one.code))
     return found
+
+
+def _check_settled(configurations: Sequence[Configuration]) -> None:
+    """Refuse a guard whose settings nobody has read: its floor would be too low."""
+    for configuration in configurations:
+        for guard in configuration.guards.values():
+            if guard.settings:
+                raise UsageError(
+                    f"guards.{guard.name} of {configuration.file} has settings that were not read: lint "
+                    "read_settings(declared).configuration, from onefold.lint.settings"
+                )
 
 
 def _placed(configuration: Configuration, guard: DeclaredGuard, code: str, found: Said) -> Finding:
@@ -148,8 +163,9 @@ RULES: Final = (
     ),
     Rule(
         "OF007",
-        "the key is an offset, a job id, a content hash or a count of attempts",
-        "a retry of the producer has another position and another count, and two equal orders have one hash",
+        "the key is an offset, a job id, a content hash, a count of attempts or the id of a try",
+        "a retry of the producer has another position, another count and another request or trace id, and two equal "
+        "orders have one hash",
         _rules.key_of_the_receiver,
     ),
     Rule(
@@ -212,5 +228,24 @@ RULES: Final = (
         "ambiguous_errors replaces the usual errors: without TimeoutError and ConnectionError a payment that timed "
         "out counts as one that did not happen, and every retry pays again",
         _rules.money_that_takes_doubt_for_no,
+    ),
+    Rule(
+        "OF018",
+        "money without a declared key",
+        "nothing says who mints the key, and any id of the receiver's pays again on every retry",
+        _rules.money_without_a_key,
+    ),
+    Rule(
+        "OF019",
+        "no documented floor (--strict)",
+        "neither duplicates nor replays is declared, so nobody can tell whether keep is long enough",
+        _rules.no_documented_floor,
+        strict=True,
+    ),
+    Rule(
+        "OF020",
+        "a number that differs from the settings",
+        "it was typed again by hand, and the queue has another one by now: what is in the settings counts",
+        _rules.number_that_drifted,
     ),
 )

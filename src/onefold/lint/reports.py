@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,31 @@ from urllib.parse import quote
 from onefold import __version__
 from onefold.config.tree import Mark, Problem
 from onefold.lint import RULES, Finding
+from onefold.lint.settings import Settings
 
 
-def document(files: int, findings: Sequence[Finding], problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return the document for programs: the findings, and the files that could not be used."""
+def document(
+    files: int, findings: Sequence[Finding], problems: Sequence[Problem], settings: Sequence[Settings] = ()
+) -> dict[str, Any]:
+    """Return the document for programs: findings, files that could not be used, and the settings that were read.
+
+    A duration without a limit is null: JSON has no infinity.
+    """
     return {
         "files": files,
+        "settings": [
+            {
+                "guard": guard,
+                "name": one.name,
+                "role": one.role,
+                "seconds": None if math.isinf(one.seconds) else one.seconds,
+                "file": one.file,
+                "line": one.line,
+            }
+            for part in settings
+            for guard, found in part.found.items()
+            for one in found
+        ],
         "findings": [
             {
                 "code": one.code,

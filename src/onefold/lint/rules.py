@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from onefold.config.declared import DeclaredGuard, DeclaredStore
 from onefold.config.fields import CONTENTS, POSITIONS
-from onefold.config.wording import below, said
+from onefold.config.wording import above, below, said, spelled
 from onefold.lint.ambiguous_errors import is_doubt
 from onefold.lint.store_identity import is_volatile
-from onefold.lint.unstable_keys import changes
+from onefold.lint.unstable_keys import changes, is_of_a_try
 from onefold.stores.kinds import kind_of
 
 # The floor: a replay may itself be late, and be replayed.
@@ -59,16 +59,16 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
     late = _late(guard)
     source = max(guard.replays, key=guard.replays.__getitem__, default="")
     if source and guard.replays[source] >= late:
-        why = f"{source} replays what is up to {said(guard.replays[source])} old"
+        why = f"{source} replays what is up to {spelled(guard.replays[source])} old"
     elif late > sum(guard.duplicates.values()):
-        why = f"the queue redelivers after {said(late)} (visibility_timeout)"
+        why = f"the queue redelivers after {spelled(late)} ({guard.visibility_from or 'visibility_timeout'})"
     else:
-        why = f"duplicates can be {said(late)} late ({' + '.join(guard.duplicates)})"
+        why = f"duplicates can be {spelled(late)} late ({' + '.join(guard.duplicates)})"
     yield Said(
         "keep",
-        f"keep is {said(keep)}, but {why}, so the floor is {said(least)}: twice that. "
+        f"keep is {said(keep)}, but {why}, so the floor is {spelled(least)}: twice that. "
         "A duplicate that comes after keep runs again",
-        f"Set keep: {said(least)}",
+        f"Set keep: {said(above(least))}",
     )
 
 
@@ -97,11 +97,12 @@ def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
 def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
     handler, visibility = guard.handler_time, guard.visibility_timeout
     if handler is not None and visibility is not None and visibility < handler:
+        enough = said(above(TWICE * handler))
         yield Said(
-            "visibility_timeout",
-            f"visibility_timeout is {said(visibility)}, but the handler takes up to {said(handler)}: the queue "
-            "redelivers a message that is still running, and counts it as failed",
-            f"Set visibility_timeout: {said(TWICE * handler)}",
+            "settings" if guard.visibility_from else "visibility_timeout",
+            f"{guard.visibility_from or 'visibility_timeout'} is {said(visibility)}, but the handler takes up to "
+            f"{said(handler)}: the queue redelivers a message that is still running, and counts it as failed",
+            f"Set it to {enough} there" if guard.visibility_from else f"Set visibility_timeout: {enough}",
         )
 
 
@@ -188,9 +189,45 @@ def key_of_the_receiver(guard: DeclaredGuard) -> Iterator[Said]:
     elif guard.key in CONTENTS:
         says = f"the key is {guard.key}: two equal orders become one, and an order that gains a field becomes two"
         yield Said("key", says, FIX_KEY)
+    elif guard.key is not None and is_of_a_try(guard.key):
+        says = (
+            f"the key is {guard.key}, which is made for each try, or shared by several operations: a retry has another"
+        )
+        yield Said("key", f"{says} and runs again, and of two operations that share it the second never runs", FIX_KEY)
     elif guard.key is not None and changes(guard.key):
         says = f"the key is {guard.key}, which changes with each delivery: a retry has another key, and runs again"
         yield Said("key", says, FIX_KEY)
+
+
+def money_without_a_key(guard: DeclaredGuard) -> Iterator[Said]:
+    if guard.money and guard.key is None:
+        yield Said(
+            "key",
+            "money without a declared key: nothing says who mints it, and a task id, an offset or a request id in its "
+            "place pays again on every retry",
+            "Declare the key: header:idempotency-key, field:payment_id, argument:payment_id or message_id",
+        )
+
+
+def no_documented_floor(guard: DeclaredGuard) -> Iterator[Said]:
+    """Report a guard that says nothing of late duplicates. What is kept forever needs no floor."""
+    if not (guard.duplicates or guard.replays or math.isinf(guard.policy.keep)):
+        yield Said(
+            "keep",
+            f"keep is {said(guard.policy.keep)}, but neither duplicates nor replays is declared: without a documented "
+            "floor nobody can tell whether that is long enough",
+            "Declare duplicates and replays, name the settings that have them (settings: kafka.properties), or set "
+            "keep: forever",
+        )
+
+
+def number_that_drifted(guard: DeclaredGuard) -> Iterator[Said]:
+    for one in guard.drifted:
+        yield Said(
+            one.field,
+            f"{one.name} is {spelled(one.said)} here, but {spelled(one.found)} where it is set: {one.where}",
+            f"Leave {one.name} out: it is read from the settings",
+        )
 
 
 def money_in_memory(guard: DeclaredGuard) -> Iterator[Said]:

@@ -64,12 +64,27 @@ ON_THE_WAY: Final = frozenset(
 # Units and parts of a clock.
 OF_A_CLOCK: Final = frozenset({"at", "epoch", "iso", "ms", "ns", "unix", "utc"})
 
-# A header of a request, or of its delivery. A field of the same name may be a terminal's own number, say.
+# A header of a request, or of its delivery. A field of the same name may be a number of the business: a `request_id`
+# in a body is often the sender's own key.
 OF_A_REQUEST: Final = (
-    *({"traceparent"}, {"tracestate"}, {"trace", "id"}, {"span", "id"}, {"b3"}, {"date"}, {"death"}),
+    *({"request", "id"}, {"b3"}, {"b3", "trace", "id"}, {"date"}, {"death"}, {"ray"}),
+    *({"trace", "context"}, {"uber", "trace", "id"}, {"datadog", "trace", "id"}, {"sentry", "trace"}),
 )
 
-KNOWN: Final = PLAIN | TRIES | HANDLING | MOMENTS | ON_THE_WAY | OF_A_CLOCK | frozenset().union(*HANDLES, *OF_A_REQUEST)
+# Ids that a tracer, a gateway or a model makes anew for each try, or gives to several operations, wherever they stand.
+OF_A_TRY: Final = (
+    *({"traceparent"}, {"tracestate"}, {"trace", "id"}, {"span", "id"}),
+    *({"parent", "span", "id"}, {"root", "trace", "id"}, {"correlation"}, {"correlation", "id"}),
+    *({"tool", "call"}, {"tool", "call", "id"}, {"tool", "use"}, {"tool", "use", "id"}, {"function", "call", "id"}),
+)
+
+KNOWN: Final = (
+    PLAIN | TRIES | HANDLING | MOMENTS | ON_THE_WAY | OF_A_CLOCK | frozenset().union(*HANDLES, *OF_A_REQUEST, *OF_A_TRY)
+)
+
+# Who adds such a header, before its name.
+OF_A_SENDER: Final = frozenset({"x", "amzn", "amz", "aws", "ms", "cf", "cloud", "goog", "google", "otel", "w3c", "llm"})
+OF_A_TRACE: Final = frozenset({"request", "requestid", "trace", "b3", "ray"})
 
 # A shorter prefix would match inside other words.
 SYLLABLE_MIN: Final = 3
@@ -80,12 +95,19 @@ def changes(key: str) -> bool:
     source, _, path = key.partition(":")
     parts = _parts_of(path)
     named = parts - PLAIN
-    if source == "header" and parts - {"x"} in OF_A_REQUEST:
+    if source == "header" and parts - OF_A_SENDER in OF_A_REQUEST:
         return True
     # A time inside a part may be that of the event.
     if path.lower() == "time" or parts == {"current", "time"}:
         return True
     return _counts_tries(parts, named) or parts - {"x", "amqp", "sqs", "rabbitmq"} in HANDLES or _is_a_moment(named)
+
+
+def is_of_a_try(key: str) -> bool:
+    """Return whether the key is the id of a trace, a correlation or a tool call: of a try, not of the operation."""
+    source, _, path = key.partition(":")
+    parts = _parts_of(path) - OF_A_SENDER
+    return parts in OF_A_TRY or (source == "header" and parts in OF_A_REQUEST and bool(parts & OF_A_TRACE))
 
 
 def _counts_tries(parts: frozenset[str], named: frozenset[str]) -> bool:

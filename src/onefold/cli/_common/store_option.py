@@ -123,6 +123,17 @@ def the_stores(given: Sequence[str] | None) -> list[Target]:
     return found
 
 
+def the_configurations(given: Sequence[str] | None) -> list[Configuration]:
+    """Return the configurations among what `the_stores` takes: as a whole, not by the name of one of their stores."""
+    from onefold.config import read
+
+    return [read(one, to_run=False) for one in _given_or_found(given) if not _URL.match(one) and _is_file(one)]
+
+
+def _is_file(named: str) -> bool:
+    return named.lower().endswith(FILES)
+
+
 def _given_or_found(given: Sequence[str] | None) -> Sequence[str]:
     """Return how the stores were named; at last, the configuration of this folder.
 
@@ -152,7 +163,7 @@ def _file_here() -> str | None:
 def _targets(named: str) -> list[Target]:
     if _URL.match(named):
         return [Target("", named)]
-    if named.lower().endswith(FILES):
+    if _is_file(named):
         return _declared(named)
     file = _file_here()
     declared = [] if file is None else _declared(file)

@@ -1,10 +1,11 @@
-"""`onefold doctor`: report problems of a store, or of the stores of a configuration, and how to fix them."""
+"""`onefold doctor`: report problems of a store, or of the stores and queues of a configuration, and how to fix them."""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
@@ -25,10 +26,22 @@ from onefold.cli._common.output import (
     print_json,
     visible,
 )
-from onefold.cli._common.store_option import StoresOption, Target, Unset, the_stores, without_secrets
+from onefold.cli._common.store_option import (
+    StoresOption,
+    Target,
+    Unset,
+    display_url,
+    the_configurations,
+    the_stores,
+    without_secrets,
+)
+from onefold.config import Configuration
+from onefold.config.declared import DeclaredGuard
 from onefold.durations import as_text
 from onefold.health import Check, Grade, Report, examine
 from onefold.health.examine import unreachable
+from onefold.health.report import counted
+from onefold.lint.brokers import examine_queue
 from onefold.stores.kinds import blocking
 
 # Colour is never the only sign.
@@ -47,23 +60,48 @@ def doctor(
 ) -> None:
     """Connect to a store, or to several, and report what is wrong with it and how to fix it.
 
-    It creates no tables, and leaves no record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store
-    cannot be reached or a configuration cannot be used.
+    Of a configuration, the queues of guards with a `broker` are examined, too. It creates no tables, and leaves no
+    record behind. Exits with 0 if nothing is red, 1 if something is, 2 if a store or a broker cannot be reached or a
+    configuration cannot be used.
     """
     patience = seconds_of(timeout, "--timeout")
     if patience == 0:
         raise Refusal("--timeout 0s leaves no time to answer", WRONG_USAGE)
     targets, reports = the_stores(store), list[Report]()
+    queues = _queues(the_configurations(store))
     for target in targets:
-        report = _examined(target, patience, alone=len(targets) == 1)
+        reports.append(_examined(target, patience, alone=len(targets) == 1))
         if format is Format.TABLE:
-            _print(target, report, first=not reports)
-        reports.append(report)
+            _print(target.name, target.place, reports[-1], first=len(reports) == 1)
+    for guard, broker, configuration in queues:
+        reports.append(_examined_queue(guard, configuration, patience))
+        if format is Format.TABLE:
+            _print(f"guards.{guard.name}", broker, reports[-1], first=False)
     if format is Format.JSON:
-        print_json([_document(target, report) for target, report in zip(targets, reports, strict=True)])
+        places = [*map(_of_store, targets), *(_of_queue(guard, broker) for guard, broker, _ in queues)]
+        print_json([_document(place, report) for place, report in zip(places, reports, strict=True)])
     else:
-        _sum_up(reports)
+        _sum_up(reports, stores=len(targets))
     raise typer.Exit(status(reports, strict=strict))
+
+
+def _queues(configurations: list[Configuration]) -> list[tuple[DeclaredGuard, str, Configuration]]:
+    """Return the guards whose broker is declared, and that broker for people."""
+    return [
+        (guard, display_url(guard.broker) if guard.broker else written, configuration)
+        for configuration in configurations
+        for guard in configuration.guards.values()
+        if (written := configuration.written_broker(guard.name)) is not None
+    ]
+
+
+def _examined_queue(guard: DeclaredGuard, configuration: Configuration, patience: float) -> Report:
+    broker = guard.broker
+    if broker is None:
+        return unreachable(f"a variable of {configuration.written_broker(guard.name)} is not set")
+    found = _within(patience, lambda: examine_queue(guard, patience))
+    checks = (check._replace(reason=without_secrets(check.reason, broker)) for check in found.checks)
+    return found._replace(checks=tuple(checks))
 
 
 def status(reports: list[Report], *, strict: bool) -> int:
@@ -80,7 +118,7 @@ def _examined(target: Target, patience: float, *, alone: bool) -> Report:
     if isinstance(url, Unset):
         return unreachable(f"{url}, so its store is unknown")
     try:
-        found = _within(patience, url)
+        found = _within(patience, lambda: _report(url))
     except UsageError as error:
         text = without_secrets(str(error), url)
         if alone and not target.name:
@@ -90,13 +128,13 @@ def _examined(target: Target, patience: float, *, alone: bool) -> Report:
     return found._replace(checks=tuple(checks))
 
 
-def _within(patience: float, url: str) -> Report:
+def _within(patience: float, examined: Callable[[], Report]) -> Report:
     """Return the report within a bounded time, whatever the server does; a thread that hangs ends with the process."""
     answers: queue.SimpleQueue[Report | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            answers.put(_report(url))
+            answers.put(examined())
         except BaseException as error:  # noqa: BLE001 - raised by the waiting thread
             answers.put(error)
 
@@ -131,16 +169,22 @@ def _missing_file(store: object) -> str | None:
     )
 
 
-def _document(target: Target, report: Report) -> dict[str, object]:
+def _of_store(target: Target) -> dict[str, object]:
+    return {"name": target.name or None, "store": target.place}
+
+
+def _of_queue(guard: DeclaredGuard, broker: str) -> dict[str, object]:
+    return {"name": f"guards.{guard.name}", "broker": broker, "queue": guard.queue}
+
+
+def _document(place: dict[str, object], report: Report) -> dict[str, object]:
     checks = [check._asdict() for check in report.checks]
     counts = {grade.value: report.count(grade) for grade in Grade}
-    where = {"name": target.name or None, "store": target.place}
-    return where | {"reached": report.reached, **counts, "checks": checks}
+    return place | {"reached": report.reached, **counts, "checks": checks}
 
 
-def _print(target: Target, report: Report, *, first: bool) -> None:
+def _print(name: str, where: str, report: Report, *, first: bool) -> None:
     """Print a table on a terminal; in a pipe one tab-separated line per check."""
-    name, where = target.name, target.place
     title = f"{name} ({where})" if name else where
     if not on_terminal():
         if first:
@@ -170,7 +214,8 @@ def _text(check: Check) -> Text:
     return text
 
 
-def _sum_up(reports: list[Report]) -> None:
+def _sum_up(reports: list[Report], stores: int) -> None:
     counts = (f"{sum(report.count(grade) for report in reports)} {grade.value}" for grade in Grade)
-    stores = f"{len(reports)} stores: " if len(reports) > 1 else ""
-    note(f"{stores}{', '.join(counts)}")
+    queues = len(reports) - stores
+    parts = [counted(stores, "store"), *([counted(queues, "queue")] if queues else [])]
+    note(f"{' and '.join(parts) + ': ' if len(reports) > 1 else ''}{', '.join(counts)}")

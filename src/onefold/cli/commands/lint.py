@@ -14,6 +14,7 @@ from onefold.config import Configuration, Problem, Unusable, read
 from onefold.config import schema as schema_of_file
 from onefold.health.report import counted
 from onefold.lint import Finding, findings, reports
+from onefold.lint.settings import Settings, read_settings
 
 
 class LintFormat(StrEnum):
@@ -27,6 +28,9 @@ def lint(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", show_default=False, help="onefold.yaml, or a .toml.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Ask for a documented floor (duplicates or replays) of every guard, too.")
+    ] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
     format: Annotated[  # noqa: A002 - the option's name
         LintFormat, typer.Option("--format", help="The output format.")
@@ -34,7 +38,8 @@ def lint(
 ) -> None:
     """Find what will fail in production: records that expire before duplicates stop, money on a store that forgets...
 
-    Reads only the files: no store is opened, and a variable in a store's URL need not be set. Exits with 0 if there is
+    Reads only the files, and those that they name as settings: no store is opened, no code is run, and a variable in a
+    store's URL need not be set. Exits with 0 if there is
     nothing to fix, 1 if there is, 2 if a file cannot be used.
     """
     if schema:
@@ -42,9 +47,10 @@ def lint(
         return
     if not files:
         raise Refusal("which file? Name it: onefold lint onefold.yaml", WRONG_USAGE)
-    read_files, problems = _read(files)
-    found = findings(*read_files)
-    _print(format, len(files), found, problems)
+    settings, problems = _read(files)
+    read_files = [one.configuration for one in settings]
+    found = findings(*read_files, strict=strict)
+    _print(format, len(files), found, problems, settings)
     for configuration in read_files:
         for variable in _hiding(configuration):
             note(
@@ -61,13 +67,14 @@ def lint(
         raise typer.Exit(WRONG_USAGE if problems else FAILED)
 
 
-def _read(files: list[str]) -> tuple[list[Configuration], list[Problem]]:
-    """Read each file once, whatever is wrong with another."""
-    found: list[Configuration] = []
+def _read(files: list[str]) -> tuple[list[Settings], list[Problem]]:
+    """Read each file once, with the settings that it names, whatever is wrong with another."""
+    found: list[Settings] = []
     problems: list[Problem] = []
     for file in dict.fromkeys(files):
         try:
-            found.append(read(file, to_run=False))
+            found.append(read_settings(read(file, to_run=False)))
+            problems += found[-1].problems
         except Unusable as error:
             problems += error.problems
     return found, problems
@@ -79,10 +86,12 @@ def _hiding(configuration: Configuration) -> list[str]:
     return [*dict.fromkeys(one for name in hidden for one in configuration.unset_of(name))]
 
 
-def _print(format_: LintFormat, files: int, found: list[Finding], problems: list[Problem]) -> None:
+def _print(
+    format_: LintFormat, files: int, found: list[Finding], problems: list[Problem], settings: list[Settings]
+) -> None:
     match format_:
         case LintFormat.JSON:
-            print_json(reports.document(files, found, problems))
+            print_json(reports.document(files, found, problems, settings))
         case LintFormat.SARIF:
             print_json(reports.sarif(found, problems))
         case LintFormat.GITHUB:

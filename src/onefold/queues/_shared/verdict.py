@@ -92,6 +92,9 @@ def of_error(
             return Later(HELD_DELAY, reason_of(error), error=error)
         case "read once":
             return None
+        case "by policy" if called:
+            # This message has a key; what the handler sent, or ran, had none.
+            return HandlerRaised(error)
         case "never" | "later or never" | "by policy":
             return Never(reason_of(error))
         case "the broker's own rule":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
     operation: str = ""
     key: KeyOf | str = header()
     missing_key: MissingKeyRule = "never"
+    # Whether `delay()` and `apply_async()` refuse to send a message without a key.
+    require_key: bool = True
     policy: Policy | None = None
     fingerprint: Any = "*"
     scope: Any = None
@@ -60,6 +63,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         policy = celery_options.policy_for(kind.guard, kind.policy, kind)
         self._transactional = takes_tx(self.run)
         self._policy = policy
+        self._has_warned = False
         celery_worker.checks(kind.guard)
 
         @functools.wraps(self.run)
@@ -126,11 +130,26 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None,
                     link: Any = None, link_error: Any = None, *more: Any, **options: Any) -> Any:  # fmt: skip
-        """Send the task as Celery does, with the key in a header: the one that you pass, or the task's id."""
+        """Send the task as Celery does, with the key in a header: the one that you pass, or else the task's id.
+
+        An id that Celery has just made is no key: it is refused, or with `require_key=False` warned of once.
+        """
+        if not task_id:
+            self._check_sent(args, kwargs, options.get("headers"))
         task_id = task_id or uuid()
         options["headers"] = celery_task.keyed(options.get("headers"), task_id)
         link, link_error = (celery_task.links_of(self.app, task_id, links) for links in (link, link_error))
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, *more, **options)
+
+    def _check_sent(self, args: Any, kwargs: Any, headers: Any) -> None:
+        reads_arguments = type(self).key is not OnefoldTask.key
+        if celery_task.has_key(self.run if reads_arguments else None, self._key_of, args, kwargs, headers):
+            return
+        if self.require_key:
+            raise MissingKey(celery_task.NO_KEY.format(operation=self.operation))
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(celery_task.ID_IS_NO_KEY.format(operation=self.operation), UserWarning, stacklevel=3)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Apply the task as Celery does, with a key too."""

@@ -16,7 +16,7 @@ from onefold.queues._shared.options import check, check_options, check_transacti
 from onefold.queues.keys import KeyOf
 
 # The options of `guarded` in addition to Celery's.
-OPTIONS: Final = ("key", "missing_key", "policy", "fingerprint", "scope")
+OPTIONS: Final = ("key", "missing_key", "require_key", "policy", "fingerprint", "scope")
 
 # And those of a policy, as attributes of a base class or as options of `guarded`.
 FIELDS: Final = tuple(PolicyFields.__optional_keys__)
@@ -82,6 +82,8 @@ def _check_given(given: Mapping[str, Any]) -> None:
     if guard is not None and not isinstance(guard, Guard):
         raise UsageError(f"guard= is {type(guard).__name__}, but a Celery worker needs a Guard")
     check_options(given["missing_key"], given["policy"])
+    if not isinstance(given["require_key"], bool):
+        raise UsageError(f"require_key={given['require_key']!r:.60} has to be True or False")
     for name in given.keys() & FIELDS:
         Policy().replace(**{name: given[name]})
     if not isinstance(given["key"], str):

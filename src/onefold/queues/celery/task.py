@@ -55,10 +55,35 @@ REFUSED_SECONDS_MAX: Final = 1.0
 log = logging.getLogger("onefold.queues.celery")
 
 
+# What a sender without a key is told: refused, or with `require_key=False` once.
+NO_KEY: Final = (
+    "{operation}: this message has no key, and nothing was sent. A task id is not one: a sender that sends again gets "
+    "another. Send it with send(task, args, key=...) or headers={{'idempotency-key': ...}}, take the key from an "
+    "argument (key='order_id'), or accept the id with require_key=False"
+)
+ID_IS_NO_KEY: Final = (
+    "{operation}: sent without a key, under its task id. A redelivery and Celery's own retry() keep that id, but a "
+    "sender that retries, or a task that is enqueued again, gets another and runs again. Said once for each task"
+)
+
+
 def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
     """Return the headers with a key. A task's id is fixed when its chain is sent, and so is the key of each step."""
     given = dict(headers or {})
     return given if any(keys.is_header(name, KEY_HEADER) for name in given) else {KEY_HEADER: task_id, **given}
+
+
+def has_key(
+    run: Callable[..., Any] | None, key_of: keys.KeyOf, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
+) -> bool:
+    """Return whether a worker will find a key in this message; `run` is None if it does not look at the arguments."""
+    try:
+        body = b"" if run is None else body_of(run, tuple(args or ()), dict(kwargs or {}))
+    except TypeError:
+        # Celery refuses a wrong call in its own words; where a task turns that off, the worker does.
+        return True
+    # Only `position()` reads the id, and who asks for that has been warned.
+    return key_of(keys.Message(body, headers or {}, position="the id of the task")) is not None
 
 
 def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
