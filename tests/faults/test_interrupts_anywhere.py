@@ -6,6 +6,7 @@ Right after a handler it counts as the handler's own error: what that has writte
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psycopg_pool
 import pytest
 
 import onefold
@@ -25,6 +27,9 @@ OURS = str(Path(onefold.__file__).parent)
 # More than any delivery has: a bound for the loop over them.
 EVENTS_MAX = 2_000
 
+# The pool may have to open another connection first.
+NO_CONNECTION_SECONDS = 5
+
 
 class SoftTimeLimit(Exception):
     """What a signal's handler raises."""
@@ -32,6 +37,8 @@ class SoftTimeLimit(Exception):
 
 class Strike:
     """Raises at the n-th call or return of a function of ours."""
+
+    events = ("call", "return")
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         self._left = at
@@ -47,7 +54,7 @@ class Strike:
             sys.setprofile(None)
 
     def _look(self, frame: FrameType, event: str, _argument: Any) -> None:
-        if event not in ("call", "return") or not frame.f_code.co_filename.startswith(OURS):
+        if event not in self.events or not frame.f_code.co_filename.startswith(OURS):
             return
         self._left -= 1
         if self._left == 0:
@@ -118,5 +125,41 @@ def test_wherever_it_strikes_no_record_is_committed_without_its_effect(
             within(guard, path, message, never)
             records, effects = seen(path, message)
             assert records == 1 <= effects, f"{strike.where} ({at}): it did not come again"
+
+    assert at > 50
+
+
+class Noticed(Strike):
+    """Raises where Python itself notices a signal in our code: as a function begins, and after a call of C code."""
+
+    events = ("call", "c_return")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+def test_wherever_it_strikes_a_callers_pool_gets_its_connection_back(
+    error: type[BaseException], postgres_url: str
+) -> None:
+    with psycopg_pool.ConnectionPool(postgres_url, min_size=1, max_size=1, open=True) as pool, Guard(pool) as guard:
+
+        @guard.transactional("credit", key="message")
+        def credit(message: str, *, tx: Any = TX) -> None:
+            tx.execute("SELECT 1")
+
+        credit("first")
+        for at in count(1):
+            strike = Noticed(at, error)
+            with suppress(error), strike.armed():
+                credit(f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            # What a traceback holds is not lost.
+            gc.collect()
+            try:
+                with pool.connection(timeout=NO_CONNECTION_SECONDS) as connection:
+                    assert not connection.autocommit
+            except psycopg_pool.PoolTimeout:
+                pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
 
     assert at > 50

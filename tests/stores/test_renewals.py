@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import asyncpg
@@ -25,7 +25,7 @@ from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 from yarl import URL
 
-from onefold import AsyncGuard, Guard, InProgress, Policy, StoreUnavailable
+from onefold import AsyncGuard, Guard, InProgress, Outcome, Policy, StoreUnavailable, current
 from onefold.keys import address
 from onefold.stores.dynamodb import AsyncDynamoDBStore
 from tests.stores.django.project import alias_of, project
@@ -277,18 +277,37 @@ def test_handlers_that_hold_a_pool_of_ours_do_not_cost_a_claim(
     assert other.replays("paid")
 
 
-def test_a_claim_is_ended_while_other_handlers_hold_everything(
-    request: pytest.FixtureRequest, observer: Callable[[str], Observer]
+@pytest.mark.parametrize("kind", SOURCES)
+def test_claims_are_ended_while_other_handlers_hold_everything(
+    kind: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer]
 ) -> None:
-    with psycopg_pool_of(request) as (pool, hold, url), ExitStack() as held:
-        guard = Guard(pool)
+    with SOURCES[kind](request) as (source, hold, url), ExitStack() as held:
+        guard = Guard(source, policy=Policy(lease=4))
 
-        outcome = guard.run("charge", "pay_1", lambda: held.enter_context(hold()))
+        def handler(message: str) -> str:
+            if message == "pay_2":
+                held.enter_context(hold())
+            return "paid"
 
+        ended = guard.run_batch("charge", ["pay_1", "pay_2"], key=str, handler=handler)
+
+        assert are_recorded(ended)
+        held.close()
+        outcome = guard.run("charge", "pay_3", lambda: with_a_step(held, hold))
         assert outcome.recorded
         held.close()
         guard.close()
-        assert observer(url).guard.run("charge", "pay_1", lambda: "theirs").replayed
+        assert observer(url).replays("paid")
+
+
+def are_recorded(ended: list[Outcome[str] | Exception]) -> bool:
+    return all(isinstance(one, Outcome) and one.recorded for one in ended)
+
+
+def with_a_step(held: ExitStack, hold: Callable[[], Any]) -> str:
+    """Take everything inside a step, so that its log, too, is written while nothing is left."""
+    current().step("take", lambda: held.enter_context(hold()))
+    return "paid"
 
 
 # The async counterpart.
@@ -350,13 +369,20 @@ async def async_sqlite_engine(request: pytest.FixtureRequest) -> AsyncIterator[S
 
 
 @asynccontextmanager
-async def async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
+async def async_redis_client(request: pytest.FixtureRequest, patience: float = NO_PATIENCE) -> AsyncIterator[Source]:
     url = request.getfixturevalue("redis_url")
-    pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=SIZE, timeout=NO_PATIENCE)
+    pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=SIZE, timeout=patience)
     client = redis.asyncio.Redis(connection_pool=pool)
     yield client, lambda: all_async(pool.get_connection, pool.release), url
     await client.aclose()
     await pool.disconnect()
+
+
+@asynccontextmanager
+async def patient_async_redis_client(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
+    """A pool that is waited for longer than any lease."""
+    async with async_redis_client(request, PATIENCE) as opened:
+        yield opened
 
 
 @asynccontextmanager
@@ -438,6 +464,41 @@ def test_tasks_that_hold_everything_do_not_cost_a_claim(
 
             assert (outcome.value, outcome.recorded, effects) == ("paid", True, ["paid"])
             assert await asyncio.to_thread(other.replays, "paid")
+
+    in_time(story())
+
+
+@pytest.mark.parametrize("kind", [*ASYNC, "redis, patient"])
+def test_claims_are_ended_while_other_tasks_hold_everything(
+    kind: str, request: pytest.FixtureRequest, observer: Callable[[str], Observer]
+) -> None:
+    async def story() -> None:
+        async with (ASYNC | {"redis, patient": patient_async_redis_client})[kind](request) as (source, hold, url):
+            # The shortest that the store allows: an ending waits for a part of it.
+            guard = AsyncGuard(source, policy=Policy(lease=30 if kind == "aiobotocore" else 4))
+            async with AsyncExitStack() as held:
+
+                async def handler(message: str) -> str:
+                    if message == "pay_2":
+                        await held.enter_async_context(hold())
+                    return "paid"
+
+                ended = await guard.run_batch("charge", ["pay_1", "pay_2"], key=str, handler=handler)
+
+                assert are_recorded(ended)
+            async with AsyncExitStack() as held:
+
+                async def take() -> None:
+                    await held.enter_async_context(hold())
+
+                async def steps() -> str:
+                    await current().step("take", take)
+                    return "paid"
+
+                assert (await guard.run("charge", "pay_3", steps)).recorded
+            await guard.store.aclose()
+            await guard.aclose()
+            assert await asyncio.to_thread(observer(url).replays, "paid")
 
     in_time(story())
 

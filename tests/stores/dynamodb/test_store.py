@@ -87,9 +87,11 @@ def test_an_async_guard_asks_twice_for_a_new_key_and_once_for_a_duplicate(dynamo
         store = open_async_store(f"{dynamodb_url}&timeout=60s")
         await store.now()
         sent = counted(await store._clients.get())
+        # Claims are renewed and ended by a client of the store's own.
+        ended = counted(await store._renewing.get())
         async with AsyncGuard(store) as guard:
             assert (await guard.run("charge", "pay_7f3a", ran)).value == 4200
-            first = sent[:]
+            first = sent + ended
             sent.clear()
             assert (await guard.run("charge", "pay_7f3a", ran)).replayed
         await store.aclose()

@@ -176,14 +176,14 @@ class AsyncDynamoDBStore(_Table):
         return await self._take(self._records.claim(entry, replacing))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        # A call without notes comes from the heartbeat.
-        return await self._take(self._records.extend(claim, notes), self._renewing if notes is None else None)
+        # Not on the shared client, as all that renews or ends a claim: handlers may use every connection of that.
+        return await self._take(self._records.extend(claim, notes), self._renewing)
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await self._take(self._records.finish(claim, ending))
+        return await self._take(self._records.finish(claim, ending), self._renewing)
 
     async def release(self, claim: Claim, released: Released | None = None) -> bool:
-        return await self._take(self._records.release(claim, released))
+        return await self._take(self._records.release(claim, released), self._renewing)
 
     async def read(self, address: Address) -> Record | None:
         return await self._take(self._records.read(address))

@@ -87,13 +87,13 @@ class RedisStore(_Options):
         return records.claimed(entry.address, self._call(call, self._wait_for_claims))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return bool(self._call(records.extend(self._key(claim.address), claim, notes)))
+        return bool(self._end(records.extend(self._key(claim.address), claim, notes)))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return bool(self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
+        return bool(self._end(records.finish(self._key(claim.address), claim, ending), self._wait))
 
     def release(self, claim: Claim, released: Released | None = None) -> bool:
-        return bool(self._call(records.release(self._key(claim.address), claim, released)))
+        return bool(self._end(records.release(self._key(claim.address), claim, released)))
 
     def read(self, address: Address) -> Record | None:
         return records.read_reply(address, self._call(records.read(self._key(address))))
@@ -119,7 +119,11 @@ class RedisStore(_Options):
         return self._operations.renewal_groups(self._renewing().sender, claims)
 
     def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return self._dispatch(self._operations.close_all, closes)
+        try:
+            return self._dispatch(self._operations.close_all, closes)
+        except StoreUnavailable as error:
+            sender = self._reserved_after(error)
+        return self._sent(self._operations.close_all(sender, closes), sender)
 
     def knows(self, error: BaseException) -> bool:
         """Return whether an error is ours, as all of the server's are. Any other came from a signal handler."""
@@ -157,6 +161,26 @@ class RedisStore(_Options):
             self._open()
         assert self._renewals is not None
         return self._renewals
+
+    def _end(self, call: ScriptCall, wait: Wait | None = None) -> Any:
+        """Renew or end a claim, on a reserved connection if handlers hold all others."""
+        try:
+            return self._call(call, wait)
+        except StoreUnavailable as error:
+            sender = self._reserved_after(error)
+        return self._sent(dispatch(sender, [call], wait), sender)[0]
+
+    def _reserved_after(self, error: StoreUnavailable) -> Sender:
+        """Return the sender for renewals if the client gave no connection; otherwise raise the error again."""
+        if error.reached or self._renewals is None or not self._renewals.is_held:
+            raise error
+        return self._renewals.sender
+
+    def _sent(self, flow: RedisFlow[T], sender: Sender) -> T:
+        try:
+            return run(flow, sender)
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
+            _raise(error, self._terms.where)
 
     def _call(self, call: ScriptCall, wait: Wait | None = None) -> Any:
         try:
@@ -208,13 +232,13 @@ class AsyncRedisStore(_Options):
         return records.claimed(entry.address, await self._call(call, self._wait_for_claims))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
-        return bool(await self._call(records.extend(self._key(claim.address), claim, notes)))
+        return bool(await self._end(records.extend(self._key(claim.address), claim, notes), claim))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return bool(await self._call(records.finish(self._key(claim.address), claim, ending), self._wait))
+        return bool(await self._end(records.finish(self._key(claim.address), claim, ending), claim, self._wait))
 
     async def release(self, claim: Claim, released: Released | None = None) -> bool:
-        return bool(await self._call(records.release(self._key(claim.address), claim, released)))
+        return bool(await self._end(records.release(self._key(claim.address), claim, released), claim))
 
     async def read(self, address: Address) -> Record | None:
         return records.read_reply(address, await self._call(records.read(self._key(address))))
@@ -241,7 +265,8 @@ class AsyncRedisStore(_Options):
         return [list(range(len(claims)))] if sender is None else self._operations.renewal_groups(sender, claims)
 
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
-        return await self._dispatch(self._operations.close_all, closes)
+        claims = [close.claim for close in closes]
+        return await self._sent_soon(lambda topology: self._operations.close_all(topology, closes), claims)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._dispatch(self._operations.browse, query, limit)
@@ -263,6 +288,23 @@ class AsyncRedisStore(_Options):
         except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             with unsent():
                 _raise(error, self._terms.where)
+
+    async def _end(self, call: ScriptCall, claim: Claim, wait: Wait | None = None) -> Any:
+        return (await self._sent_soon(lambda topology: dispatch(topology, [call], wait), [claim]))[0]
+
+    async def _sent_soon(self, flow_to: Callable[[Topology], RedisFlow[T]], claims: Sequence[Claim]) -> T:
+        """Renew or end these claims, on reserved connections if handlers hold all others."""
+        try:
+            sender = await self._loops.sender()
+            return await run_async(flow_to(sender), sender.soon(claims))
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
+            reserved = self._loops.known_renewals() if came_to_nothing(error) else None
+            if reserved is None:
+                _raise(error, self._terms.where)
+        try:
+            return await run_async(flow_to(reserved), reserved)
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
+            _raise(error, self._terms.where)
 
     async def _call(self, call: ScriptCall, wait: Wait | None = None) -> Any:
         return (await self._dispatch(dispatch, [call], wait))[0]

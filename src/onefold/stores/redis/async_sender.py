@@ -6,8 +6,10 @@ It decides nothing, and works like the sync one.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
+from onefold._model import Claim
 from onefold.stores.redis.records import packed
 from onefold.stores.redis.routing import Alone, Cluster, Exchange, NodeBatch, Pause, Step, errors_of
 from onefold.stores.redis.sender import named
@@ -15,6 +17,9 @@ from onefold.stores.reserved import connecting
 
 # A thousand tasks may call at the same time. This many connections serve them, and the others wait for their turn.
 CONNECTIONS_MAX: Final = 50
+
+# An ending waits for a connection of the client's for an eighth of its lease, as on SQL databases.
+MOMENTS_PER_LEASE: Final = 8
 
 
 class AsyncSender(Alone):
@@ -28,31 +33,46 @@ class AsyncSender(Alone):
     async def begin(self) -> None:
         """Prepare the client for a dispatch."""
 
-    async def send(self, step: Step) -> Any:
-        """Perform one step of a dispatch."""
+    def soon(self, claims: Sequence[Claim]) -> Soon:
+        """Return this sender for a dispatch that ends these claims, with a short bound on the wait for a connection."""
+        return Soon(self, min((claim.lease for claim in claims), default=1.0) / MOMENTS_PER_LEASE)
+
+    async def send(self, step: Step, patience: float | None = None) -> Any:
+        """Perform one step of a dispatch; `patience` bounds the wait for a connection of the client's."""
         if isinstance(step, Exchange):
             if len(step.batches) == 1:
-                return [await self._batch(step.batches[0])]
-            return await asyncio.gather(*(self._batch(batch) for batch in step.batches))
+                return [await self._batch(step.batches[0], patience)]
+            return await asyncio.gather(*(self._batch(batch, patience) for batch in step.batches))
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return await self._refresh()
 
-    async def _batch(self, batch: NodeBatch) -> Any:
+    async def _batch(self, batch: NodeBatch, patience: float | None) -> Any:
         async with self._room:
             try:
-                return await self._exchange(batch)
+                return await self._exchange(batch, patience)
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
-    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+    async def _exchange(self, batch: NodeBatch, patience: float | None) -> list[Any]:
         pool = batch.node
         with connecting():
-            connection = await pool.get_connection(*named(pool.__class__))
+            connection = await self._taken(pool, patience)
         try:
             return await self._spoken(connection, batch)
         finally:
             await pool.release(connection)
+
+    async def _taken(self, pool: Any, patience: float | None) -> Any:
+        if patience is None:
+            return await pool.get_connection(*named(pool.__class__))
+        try:
+            async with asyncio.timeout(patience) as bound:
+                return await pool.get_connection(*named(pool.__class__))
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise self.errors.MaxConnectionsError("no connection was free in time") from None
 
     async def _spoken(self, connection: Any, batch: NodeBatch) -> list[Any]:
         """Return the replies to a batch, and to the command that follows on the same connection."""
@@ -78,6 +98,16 @@ class AsyncSender(Alone):
         raise AssertionError("one server has no slots to learn")
 
 
+class Soon(NamedTuple):
+    """A sender that waits for a connection only so long: the leases of the claims to be ended are running."""
+
+    sender: AsyncSender
+    seconds: float
+
+    async def send(self, step: Step) -> Any:
+        return await self.sender.send(step, self.seconds)
+
+
 class AsyncClusterSender(Cluster, AsyncSender):
     """A client of a cluster.
 
@@ -88,9 +118,10 @@ class AsyncClusterSender(Cluster, AsyncSender):
     async def begin(self) -> None:
         await self.client.initialize()
 
-    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+    async def _exchange(self, batch: NodeBatch, patience: float | None) -> list[Any]:  # noqa: ARG002 - it never waits
         node = batch.node
-        connection = node.acquire_connection()
+        with connecting():
+            connection = node.acquire_connection()
         try:
             return await self._spoken(connection, batch)
         except (self.errors.ConnectionError, self.errors.TimeoutError):

@@ -1,7 +1,7 @@
 """The connections on which a store in Redis renews its claims: one to each primary, outside the client's pools.
 
 Handlers may exhaust a client's pool. They cannot take these connections, which are opened here with the pool's own
-settings.
+settings. While a pool has none to lend, claims are ended on them, too.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ class Renewals:
         self.sender = type(sender)(sender.client, Reserve())
         self._opened_in = 0
 
-    def hold(self) -> None:
-        """Open the connections, unless they were opened in this process.
+    @property
+    def is_held(self) -> bool:
+        """Return whether they were opened in this process. If they were lost since, dispatches reopen them."""
+        return self._opened_in == os.getpid()
 
-        If they were lost since, dispatches reopen them.
-        """
-        if self._opened_in == os.getpid():
+    def hold(self) -> None:
+        """Open the connections, unless they were opened."""
+        if self.is_held:
             return
         for node in self.sender.nodes():
             pool = self.sender._pool(node)
@@ -115,14 +117,14 @@ class AsyncReservedSender(AsyncSender):
             self._connections[_name(node)] = connection
         return connection
 
-    async def _batch(self, batch: NodeBatch) -> Any:
+    async def _batch(self, batch: NodeBatch, patience: float | None) -> Any:
         async with self._turns.setdefault(_name(batch.node), asyncio.Lock()):
             try:
-                return await self._exchange(batch)
+                return await self._exchange(batch, patience)
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
-    async def _exchange(self, batch: NodeBatch) -> list[Any]:
+    async def _exchange(self, batch: NodeBatch, patience: float | None) -> list[Any]:  # noqa: ARG002 - for the client's
         connection = await self._connected(batch.node)
         try:
             return await self._spoken(connection, batch)

@@ -149,19 +149,12 @@ class _CallersRules:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    def _take(self) -> Flow[Any]:
-        try:
-            return self._adapter((yield self._pool.getconn))
-        except psycopg.OperationalError as error:
-            raise gave_none(error) from error
-
-    def _give_back(self, conn: Any, *, autocommit: bool) -> Flow[None]:
+    def _restore(self, conn: Any, *, autocommit: bool) -> Flow[None]:
         if conn.transaction_status() is TransactionStatus.IDLE:
             yield partial(conn.connection.set_autocommit, autocommit)
         else:
             # The pool replaces closed connections.
             conn.abandon()
-        yield partial(self._pool.putconn, conn.connection)
 
     def drop_idle(self) -> Any:
         """Make the pool check its connections: others were probably lost with this one."""
@@ -188,6 +181,14 @@ class _CallersRules:
             return self._adapter(connection)
 
 
+@contextmanager
+def _lending() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise gave_none(error) from error
+
+
 def _now(setting: Any) -> Any:
     """Return a pool's setting, calling it if it is a function (for rotating passwords)."""
     return setting() if callable(setting) else setting
@@ -208,13 +209,28 @@ class CallersPool(_CallersRules):
 
     @contextmanager
     def acquire(self) -> Iterator[PsycopgConnection]:
-        conn = run(self._take())
-        autocommit = conn.connection.autocommit
+        """Lend a connection. Wherever an interrupt strikes, the pool gets it back: nobody else would return it."""
+        taken: list[Any] = []
+        conn: PsycopgConnection | None = None
         try:
+            with _lending():
+                # In one expression: between the pool's answer and the list, no interrupt is noticed.
+                taken.append(self._pool.getconn())
+            autocommit = taken[0].autocommit
+            conn = self._adapter(taken[0])
             conn.connection.set_autocommit(True)
             yield conn
         finally:
-            run(self._give_back(conn, autocommit=autocommit))
+            try:
+                if conn is not None:
+                    run(self._restore(conn, autocommit=autocommit))
+            except BaseException:
+                # In an unknown mode; the pool replaces it.
+                taken[0].pgconn.finish()
+                raise
+            finally:
+                for connection in taken:
+                    self._pool.putconn(connection)
 
     def reserve(self) -> Reserve:
         """Return a connection outside the pool, opened with the pool's settings."""
@@ -231,13 +247,18 @@ class CallersAsyncPool(_CallersRules):
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[AsyncPsycopgConnection]:
-        conn = await run_async(self._take())
+        with _lending():
+            conn = self._adapter(await self._pool.getconn())
         autocommit = conn.connection.autocommit
         try:
             await conn.connection.set_autocommit(True)
             yield conn
         finally:
-            await brought_to_its_end(run_async(self._give_back(conn, autocommit=autocommit)), conn.abandon)
+            await brought_to_its_end(self._give_back(conn, autocommit=autocommit), conn.abandon)
+
+    async def _give_back(self, conn: AsyncPsycopgConnection, *, autocommit: bool) -> None:
+        await run_async(self._restore(conn, autocommit=autocommit))
+        await self._pool.putconn(conn.connection)
 
     def reserve(self) -> AsyncReserve:
         """Return a connection outside the pool, opened with the pool's settings."""
