@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import RETRY_AFTER, ROUNDS_MAX, answer
@@ -29,7 +31,7 @@ from onefold._delivery.steps import (
 )
 from onefold._delivery.work import Delivery, done_ending, failed_ending, refused
 from onefold._model import Address, Commit, Ending, Entry, Gone, Outcome, Record, State
-from onefold._model.remarks import without_error_text
+from onefold._model.remarks import earlier_in, without_error_text
 from onefold.errors import Held, InProgress, StoreUnavailable, UsageError
 from onefold.events import Kind
 
@@ -198,7 +200,9 @@ def _judge(entry: Entry, error: BaseException) -> Flow[None]:
 
 
 def _finish(entry: Entry, ending: Ending) -> Flow[None]:
-    """End our record, which has to be there still."""
+    """End our record, which has to be there still. What people have said about earlier runs stays in it."""
+    if entry.remark:
+        ending = msgspec.structs.replace(ending, remark=ending.remark + earlier_in(entry.remark))
     finished: bool = yield from _named(Finishing(entry.as_claim(), ending), entry.address)
     if not finished:
         raise UsageError(

@@ -13,6 +13,7 @@ from onefold._delivery import decide as _decide
 from onefold._delivery.handler_steps.left import StepsLeft, warning
 from onefold._model import DeliveryRequest, Ending, Entry, NotKept, Outcome, Record, State
 from onefold._model.policy import Policy
+from onefold._model.remarks import earlier_in
 from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
 from onefold.events import Kind, Teller
@@ -132,7 +133,8 @@ def ended_entry(entry: Entry, ending: Ending) -> Entry:
         notes=None,
         result=ending.result,
         omitted=ending.omitted,
-        remark=ending.remark,
+        # What people have said about earlier runs stays in the record.
+        remark=ending.remark + earlier_in(entry.remark),
     )
 
 
