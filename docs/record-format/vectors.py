@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,37 @@ from onefold.codecs import MsgspecCodec
 from onefold.stores.base import StoredRecord
 from onefold.stores.dynamodb.clock import Now
 from onefold.stores.dynamodb.items import item_of, text_of
+from onefold.stores.mysql.dialect import Mysql
+from onefold.stores.postgres.dialect import POSTGRES
 from onefold.stores.redis import records as redis_records
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.urls import PREFIX
+from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.records import Records
 
 HERE = Path(__file__).parent
 VECTORS = HERE / "vectors.json"
 SCHEMA = HERE / "raw.schema.json"
+STATEMENTS = HERE / "statements.json"
 
 # The time of every entry: seconds since 1970, with a fraction that each store can hold.
 NOW = 1_800_000_000.25
 
 CHARGE = Address("", "charge", "pay_7f3a")
 TOKEN = bytes(range(16))
+
+DIALECTS: dict[str, Any] = {"postgresql": POSTGRES, "mysql": Mysql(), "sqlite": SQLITE}
+# PostgreSQL's own way of writing a cast is hard to tell from a parameter.
+CAST = re.compile(r"(:\w+)::(double precision|\w+)")
+OPERATIONS = {
+    "read": "look",
+    "claim": "insert",
+    "take_over": "replace",
+    "extend": "renew",
+    "finish": "end",
+    "leave_open": "leave_open",
+    "forget": "forget",
+}
 
 ADDRESSES = (
     CHARGE,
@@ -224,8 +242,23 @@ def redis_string(entry: Entry) -> dict[str, Any]:
     return {"key": call.key, "value": head + began + until + rest, "pttl": int(ttl or -1), "now": now}
 
 
+def statements() -> dict[str, Any]:
+    """Return the operations on one record as SQL, with named parameters."""
+    found = {
+        form: {name: CAST.sub(r"CAST(\1 AS \2)", getattr(sql, of)) for name, of in OPERATIONS.items()}
+        for form, sql in DIALECTS.items()
+    }
+    # MySQL has no upsert that says who won: if the INSERT is refused (1062), the record in the way is read.
+    found["mysql"]["claim_expired"] = DIALECTS["mysql"].seize
+    return found
+
+
 def as_text(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-FILES = {VECTORS: lambda: as_text(vectors()), SCHEMA: lambda: as_text(schema())}
+FILES = {
+    VECTORS: lambda: as_text(vectors()),
+    SCHEMA: lambda: as_text(schema()),
+    STATEMENTS: lambda: as_text(statements()),
+}

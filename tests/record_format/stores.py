@@ -89,15 +89,24 @@ def write(store: str, url: str, stored: Mapping[str, Any]) -> None:
             _insert(url, stored)
 
 
-def _insert(url: str, row: Mapping[str, Any]) -> None:
+@contextmanager
+def plain_connection(url: str) -> Iterator[Any]:
+    """A connection of another program's, in a transaction."""
     drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
     scheme, _, rest = url.partition("://")
     engine = create_engine(f"{drivers.get(scheme, scheme)}://{rest}")
-    with engine.begin() as connection:
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _insert(url: str, row: Mapping[str, Any]) -> None:
+    with plain_connection(url) as connection:
         table = Table("onefold_records", MetaData(), autoload_with=connection)
         values = {name: _cell(value, table.columns[name].type, is_hex=name in BYTES) for name, value in row.items()}
         connection.execute(insert(table).values(values))
-    engine.dispose()
 
 
 def _cell(value: Any, column: Any, *, is_hex: bool) -> Any:
