@@ -146,18 +146,18 @@ export class Store {
     return shown === null ? null : readRecord(shown);
   }
 
-  // A seen-set: only what is finished. It takes no script.
+  // A seen-set: only what is finished.
 
   async seen(address) {
-    const value = await this.redis.call("GET", redisKey(address, this.prefix));
-    return value !== null && STATES[value[16] % 8] === "done";
+    const found = await this.read(address);
+    return found !== null && found.state === "done";
   }
 
+  // What is running, held or finished stays as it is. What was released has happened now.
   async remember(address, keep) {
-    const [seconds, micros] = (await this.redis.call("TIME")).map(Number);
-    const began = uint(seconds * 1000 + Math.floor(micros / 1000), 6);
-    const value = Buffer.concat([crypto.randomBytes(16), uint(STATES.indexOf("done"), 1), began, uint(0x11, 1)]);
-    await this.redis.call("SET", redisKey(address, this.prefix), value, "NX", "PX", milliseconds(keep));
+    const done = { token: crypto.randomBytes(16), state: "done", ttl: keep };
+    const found = await this.claim(address, { ...done, attempt: 1 });
+    if (found !== null && found.state === "open") await this.claim(address, { ...keptOf(found), ...done }, found);
   }
 }
 
@@ -194,12 +194,15 @@ function decide(found, maxAttempts) {
   const used = found.state === "running" && !unstarted && attempts >= maxAttempts;
   // Steps, a bypass that died, and attempts that are used up are decided by a worker that knows them.
   if (live || steps || used || (found.state === "running" && found.bypasses > 0)) return { wait: true };
-  const remark = found.remark.startsWith("resolved as ") ? BEFORE + found.remark : earlier(found.remark);
-  const kept = { age: found.age, bypasses: found.bypasses, fingerprint: found.fingerprint };
-  return { takeOver: { ...kept, remark, attempt: attempts + 1 } };
+  return { takeOver: { ...keptOf(found), attempt: attempts + 1 } };
 }
 
-const earlier = (remark) => (remark.includes(BEFORE) ? remark.slice(remark.indexOf(BEFORE)) : "");
+// What a later run keeps of the record that it replaces: the history behind the remark, too.
+function keptOf({ age, attempt, bypasses, fingerprint: print, remark }) {
+  const at = remark.startsWith("resolved as ") ? 0 : remark.indexOf(BEFORE);
+  const history = at < 0 ? "" : at === 0 && !remark.startsWith(BEFORE) ? BEFORE + remark : remark.slice(at);
+  return { age, attempt, bypasses, fingerprint: print, remark: history };
+}
 
 async function close(store, address, entry, handler, keep) {
   let lost = false;
