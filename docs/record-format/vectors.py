@@ -18,13 +18,14 @@ import msgspec
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold._fingerprint.canonical import encode
 from onefold._model import Address, Entry, Record, State, downstream
-from onefold.cli._common.raw_record import FORMAT, meaning, raw_record, schema
+from onefold.cli._common.raw_record import FORMAT, meaning, raw_record
 from onefold.codecs import MsgspecCodec
 from onefold.stores.base import StoredRecord
 from onefold.stores.dynamodb.clock import Now
 from onefold.stores.dynamodb.items import item_of, text_of
 from onefold.stores.mysql.dialect import Mysql
 from onefold.stores.postgres.dialect import POSTGRES
+from onefold.stores.raw_schema import schema
 from onefold.stores.redis import records as redis_records
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.urls import PREFIX
@@ -202,7 +203,7 @@ def stored(entry: Entry) -> dict[str, Any]:
         "mysql": row,
         "postgresql": postgres_row(row, entry),
         "redis": redis_string(entry),
-        "dynamodb": item_of(entry, 1, Now(NOW, NOW, 0.0)),
+        "dynamodb": dict(sorted(item_of(entry, 1, Now(NOW, NOW, 0.0)).items())),
     }
     return {form: raw_record(_record(entry), StoredRecord(form, columns))["stored"] for form, columns in forms.items()}
 

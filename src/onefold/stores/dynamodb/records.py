@@ -152,7 +152,7 @@ class Records:
     def stored(self, address: Address) -> Steps[StoredRecord | None]:
         answer = yield from self.ask(self._requests.read(address))
         item = answer.get("Item")
-        return None if item is None else StoredRecord("dynamodb", item)
+        return None if item is None else StoredRecord("dynamodb", dict(sorted(item.items())))
 
     def purge(self, limit: int) -> Steps[int]:
         """Scan the whole table, page by page, until enough is removed."""
