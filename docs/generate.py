@@ -354,5 +354,7 @@ def write(path: Path, text: str) -> bool:
 if __name__ == "__main__":
     changed = [write(HERE / page, generated(page)) for page in PARTS]
     changed.append(write(HERE / "pictures" / "demo.svg", picture()))
+    format_files = runpy.run_path(str(HERE / "record-format" / "vectors.py"))["FILES"]
+    changed += [write(path, make()) for path, make in format_files.items()]
     if not any(changed):
         sys.stdout.write("the documentation is up to date\n")

@@ -8,7 +8,7 @@ Shared by all tests: `kafka_url`, with a new `kafka_topic` for each of them.
 Shared by all tests: `rabbitmq_url`; a test gives its queues names that nobody else has, `rabbitmq_name` begins them.
 Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_mariadb`, `own_redis`, `own_valkey`,
 `own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`. For a whole module:
-`with house.own("postgres") as server`.
+`with house.own("postgres") as server`. The path of a program: `node`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from services import dynamodb as dynamodb_server
 from services import kafka as kafka_server
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
+from services import programs
 from services import redis as redis_servers
 from services.house import House, Run
 from services.programs import Missing, in_ci
@@ -91,6 +92,13 @@ def missing_told() -> Iterator[None]:
         if in_ci():
             pytest.fail(f"CI needs every server: {error}", pytrace=False)
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The program Node.js, for a client in another language."""
+    with missing_told():
+        return programs.node()
 
 
 def session_server(name: str) -> Any:

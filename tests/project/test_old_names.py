@@ -39,8 +39,10 @@ OLD: Final = {
 EXCEPTIONS: Final = {
     "docs/queues/babelqueue.md": ("`remember`",),
     "src/onefold/queues/babelqueue.py": ("`remember`",),
+    "src/onefold/queues/_shared/seen_sets.py": ('"remember"',),
     "tests/handlers/test_policy_keywords.py": ("fingerprint=",),
     "tests/project/test_old_names.py": ("",),
+    "tests/record_format/test_node.py": ('"remember"',),
     "tests/typing/policies.py": ("attempts_max", "remember=", ".remembered", "fingerprint="),
 }
 

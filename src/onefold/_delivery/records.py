@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from onefold._checks import with_article
 from onefold._concurrency.generators import Flow
@@ -23,15 +23,9 @@ from onefold._model import (
     State,
 )
 from onefold._model.notes import only_noted
-from onefold._model.remarks import BEFORE, RESOLVED, as_part, latest_of
+from onefold._model.remarks import BEFORE, RESOLVED, SIGNED_MAX, as_part, bounded, latest_of
 from onefold.errors import InProgress, UsageError
 from onefold.events import Kind
-
-# Corrections of corrections are rare. The oldest of them are left out, so that a script cannot fill the record.
-HISTORY_MAX: Final = 4_000
-# So that the latest of them are always whole.
-SIGNED_MAX: Final = 1_000
-LEFT_OUT: Final = "earlier resolutions were left out"
 
 
 def resolve(
@@ -123,18 +117,7 @@ def _remark(found: Record, resolution: Resolution, signed: str) -> str:
         ended = earlier_ending.finished(found)
         what = "" if ended is None else f", a bypass of what was {ended.state.value},"
         earlier[:0] = [f"attempt {found.attempt}{what} was abandoned"]
-    return plain(BEFORE.join([now, *_bounded(earlier)]))
-
-
-def _bounded(earlier: list[str]) -> list[str]:
-    """Leave out the oldest resolutions of too many; keep the latest, and the first remark: why it was held."""
-    if len(BEFORE.join(earlier)) <= HISTORY_MAX:
-        return earlier
-    *resolutions, first = (one for one in earlier if one != LEFT_OUT)
-    first = first if len(first) <= SIGNED_MAX else f"{first[:SIGNED_MAX]}…"
-    while resolutions and len(BEFORE.join((*resolutions, LEFT_OUT, first))) > HISTORY_MAX:
-        resolutions.pop()
-    return [*resolutions, LEFT_OUT, first]
+    return plain(BEFORE.join([now, *bounded(earlier)]))
 
 
 def _resolved(delivery: Delivery, found: Record, resolution: Resolution, signed: str) -> Entry:

@@ -28,6 +28,7 @@ from onefold._handlers.arguments import (
 )
 from onefold._model import TOKEN_BYTES, Address, DeliveryRequest
 from onefold._model.policy import Policy, check_fields
+from onefold._model.remarks import NAME_MAX
 from onefold.codecs import Codec, MsgspecCodec
 from onefold.errors import UsageError
 from onefold.events import Listener, Teller
@@ -142,9 +143,11 @@ class Options:
         return found
 
     def _request(
-        self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool = False
+        self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool | str = False
     ) -> DeliveryRequest:
         address = keys.address(operation, key, self._scoped(scope))
+        if isinstance(bypass, str):
+            check_name_of_bypass(bypass)
         try:
             fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
         except Exception as error:
@@ -282,6 +285,15 @@ def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
         f"the return annotation of {name_of(function)}() cannot be read: {error}. Nothing ran. "
         "Pass the type as returns="
     )
+
+
+def check_name_of_bypass(name: str) -> None:
+    """Refuse a name that a person could not read in the record's history, or that would fill it."""
+    if not name.strip() or not name.isprintable() or len(name) > NAME_MAX:
+        raise UsageError(
+            f"bypass= takes True, or a name of 1 to {NAME_MAX} printable characters, such as a ticket's number. "
+            "Nothing ran"
+        )
 
 
 def moment() -> str:

@@ -46,7 +46,7 @@ class WithinBase(Generic[G]):
         payload: object,
         policy: Policy | None,
         *,
-        bypass: bool,
+        bypass: bool | str,
     ) -> tuple[Flow[Outcome[Any]], DeliveryContext, Nest | None]:
         """Return the flow of one delivery, the context for its driver, and the nest that it runs in, if any."""
         guard = self._guard

@@ -274,8 +274,8 @@ class DeliveryRequest(msgspec.Struct, frozen=True, gc=False):
 
     address: Address
     fingerprint: bytes | None = None
-    # Run it although it is finished.
-    bypass: bool = False
+    # Run it although it is finished; under a name, unless it has run to its end under that name before.
+    bypass: bool | str = False
 
 
 class NotKept(msgspec.Struct, frozen=True, gc=False):

@@ -39,12 +39,14 @@ __all__ = [
     "HasSchema",
     "Inspectable",
     "Joinable",
-    "Released",
     "PartlyRenewed",
     "Query",
     "Record",
+    "Released",
+    "ShowsStored",
     "State",
     "Store",
+    "StoredRecord",
     "Transaction",
     "Untold",
 ]
@@ -205,6 +207,23 @@ class HasSchema(Protocol):
 
     def schema_exists(self) -> bool:
         """Return whether the tables exist. Create and change nothing, not even a file."""
+
+
+class StoredRecord(NamedTuple):
+    """A record as its store keeps it, which `docs/record-format.md` describes for programs in other languages."""
+
+    # Which of the forms of that page it is: "postgresql", "mysql", "sqlite", "redis" or "dynamodb".
+    form: str
+    # The columns or attributes by name. On Redis: the key and the value, and the server's times in milliseconds.
+    columns: Mapping[str, Any]
+
+
+@runtime_checkable
+class ShowsStored(Protocol):
+    """Show a record byte by byte; for `onefold show --raw`."""
+
+    def stored(self, address: Address) -> StoredRecord | None:
+        """Return what is stored for this address, even if it has expired. Change nothing."""
 
 
 class Untold(NamedTuple):

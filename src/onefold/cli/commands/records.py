@@ -25,12 +25,14 @@ from onefold.cli._common.output import (
     LimitOption,
     Listing,
     OperationOption,
+    Refusal,
     ScopeOption,
     about,
     note,
     on_terminal,
     visible,
 )
+from onefold.cli._common.raw_record import raw_lines, raw_record
 from onefold.cli._common.record_text import (
     COLUMNS,
     STYLES,
@@ -43,7 +45,7 @@ from onefold.cli._common.record_text import (
     summary,
 )
 from onefold.cli._common.store_option import ENVIRONMENT, StoreOption, the_store
-from onefold.stores.base import Browsable, Query
+from onefold.stores.base import Browsable, Query, ShowsStored
 
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", show_default=False, help="The key.")]
 DigestOption = Annotated[
@@ -59,6 +61,11 @@ KeyForOption = Annotated[
         show_default=False,
         help="Also show the key that the handler got from current().key_for(NAME). May be repeated.",
     ),
+]
+
+RawOption = Annotated[
+    bool,
+    typer.Option("--raw", help="Show what the store keeps, byte by byte, as docs/record-format.md describes it."),
 ]
 
 # A screen or two; ask for more with an option.
@@ -112,6 +119,7 @@ def show(
     operation: OperationOption = None,
     scope: ScopeOption = None,
     key_for: KeyForOption = None,
+    raw: RawOption = False,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
@@ -119,6 +127,8 @@ def show(
 
     With --key-for NAME, also show the key under which the other side (a bank, a mail server) knows it, if the handler
     has passed on current().key_for(NAME): after a bypass that of the latest run.
+
+    With --raw, show the columns or bytes in the store instead, for programs in other languages that share it.
 
     Exits with 1 if there is none.
     """
@@ -128,6 +138,9 @@ def show(
         first = next(found, None)
         if first is None:
             raise no_record(which)
+        if raw:
+            _print_raw(guard.store, chain([first], found), format)
+            return
         if format is Format.JSON:
             array = JsonArray()
             for record in chain([first], found):
@@ -138,6 +151,26 @@ def show(
         for record in found:
             typer.echo()
             print_record(record, names)
+
+
+def _print_raw(store: object, found: Iterator[Record], format_: Format) -> None:
+    if not isinstance(store, ShowsStored):
+        raise Refusal(f"{type(store).__name__} cannot show what it stores")
+    array = JsonArray()
+    for number, record in enumerate(found):
+        stored = store.stored(record.address)
+        if stored is None:
+            continue
+        document = raw_record(record, stored)
+        if format_ is Format.JSON:
+            array.add([document])
+            continue
+        if number:
+            typer.echo()
+        for name_, text in raw_lines(document):
+            typer.echo(f"{name_}\t{text}")
+    if format_ is Format.JSON:
+        array.end()
 
 
 def held(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from onefold._model import GONE, Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.dynamodb.clock import Clock, Now
 from onefold.stores.dynamodb.errors import (
     CONFLICTS,
@@ -148,6 +148,11 @@ class Records:
         yield from self.now()
         answer = yield from self.ask(self._requests.read(address))
         return self._alive(answer.get("Item"))
+
+    def stored(self, address: Address) -> Steps[StoredRecord | None]:
+        answer = yield from self.ask(self._requests.read(address))
+        item = answer.get("Item")
+        return None if item is None else StoredRecord("dynamodb", dict(sorted(item.items())))
 
     def purge(self, limit: int) -> Steps[int]:
         """Scan the whole table, page by page, until enough is removed."""

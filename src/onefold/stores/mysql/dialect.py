@@ -100,6 +100,7 @@ class Mysql(Dialect):
     """MySQL 8, and any server that claims to be one. A new record costs one statement, a duplicate two."""
 
     name = "MySQL"
+    form = "mysql"
 
     versions = (
         (

@@ -86,6 +86,7 @@ OF_THIS_TRANSACTION: Final = "age(xmin) <= 0"
 
 class Postgres(Dialect):
     name = "PostgreSQL"
+    form = "postgresql"
     insert_returns = True
     closes_in_one = True
     searches_schemas = True

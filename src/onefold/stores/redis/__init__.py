@@ -17,7 +17,7 @@ from onefold._concurrency.generators import run, run_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.redis import clients, records
 from onefold.stores.redis.errors import is_failure, translated
 from onefold.stores.redis.event_loops import Loops
@@ -131,6 +131,12 @@ class RedisStore(_Options):
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._dispatch(self._operations.browse, query, limit)
+
+    def stored(self, address: Address) -> StoredRecord | None:
+        """Return the string of this address, with its key, its remaining TTL and the server's time."""
+        key = self._key(address)
+        shown = self._call(records.read(key))
+        return None if shown is None else StoredRecord("redis", records.as_stored(key, shown))
 
     def facts(self) -> dict[str, Any]:
         """Return what the servers report about themselves."""

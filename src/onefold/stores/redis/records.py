@@ -160,6 +160,12 @@ def read_reply(address: Address, reply: Any) -> Record | None:
     return None if reply is None else record(address, reply)
 
 
+def as_stored(key: bytes, shown: bytes) -> dict[str, Any]:
+    """Return what a script shows, in parts: the key, the string, its TTL and the time, which are milliseconds."""
+    now, ttl_left = NOW_AND_LEFT.unpack_from(shown)
+    return {"key": key, "value": shown[NOW_AND_LEFT.size :], "pttl": int(ttl_left), "now": int(now)}
+
+
 def record(address: Address, shown: bytes) -> Record:
     """Decode a record as a script shows it: the time of reading, the remaining TTL, and the string itself."""
     now, ttl_left = NOW_AND_LEFT.unpack_from(shown)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.errors import StoreUnavailable
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.sql.records import (
     ADDRESS,
     ALIVE,
+    AT,
     TABLE,
     VERSION,
     Parameters,
+    as_stored,
     of_address,
     of_claim,
     of_ending,
@@ -80,6 +82,8 @@ class Dialect(Statements):
 
     # The database's name, for people and errors.
     name: str
+    # The name of its tables' form in `docs/record-format.md`.
+    form: str
     # The statements that migrate from nothing to version 1, from 1 to 2, and so on; each is a no-op where its work is
     # already done. The previous version of the code has to be able to use the newer tables.
     versions: tuple[tuple[str, ...], ...]
@@ -351,6 +355,12 @@ class Dialect(Statements):
     def read(self, address: Address) -> SqlFlow[Record | None]:
         reply: Reply = yield SqlRequest(self.look, of_address(address), rows=True)
         return record(address, reply.rows[0]) if reply.rows else None
+
+    def stored(self, address: Address) -> SqlFlow[StoredRecord | None]:
+        names = (*ADDRESS, *self.written)
+        statement = self.in_dialect(f"SELECT {', '.join(names)} FROM {TABLE} WHERE {AT}")
+        reply: Reply = yield SqlRequest(statement, of_address(address), rows=True)
+        return StoredRecord(self.form, as_stored(names, reply.rows[0])) if reply.rows else None
 
     def browse(self, query: Query, limit: int) -> SqlFlow[list[Record]]:
         statement, values = self.page(query, limit)

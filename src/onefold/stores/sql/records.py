@@ -150,6 +150,24 @@ def record(address: Address, row: Sequence[Any]) -> Record:
     return Record(address, *values)
 
 
+_READ_AS: Final[dict[str, Callable[[Any], Any]]] = {
+    "text": lambda cell: cell if isinstance(cell, str) else bytes(cell).decode(),
+    "integer": int,
+    "seconds": float,
+    "bytes": bytes,
+    "flag": int,
+}
+_KIND_OF: Final = dict.fromkeys(ADDRESS, "text") | {column.name: column.kind for column in COLUMNS}
+
+
+def as_stored(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """Return a row by its columns, each in the type that is stored, whatever converters the connection has."""
+    cells = zip(names, row, strict=False)
+    return {
+        name: cell if cell is None or name not in _KIND_OF else _READ_AS[_KIND_OF[name]](cell) for name, cell in cells
+    }
+
+
 def records(rows: Iterable[Sequence[Any]]) -> list[Record]:
     """Return the records of rows that begin with their address."""
     return [record(Address(*row[:3]), row[3:]) for row in rows]

@@ -18,7 +18,7 @@ from onefold._concurrency.users_errors import passing, passing_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import background_purge
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.reserved import came_to_nothing, unsent
 from onefold.stores.sql.connection import (
     AsyncStoresPool,
@@ -245,6 +245,10 @@ class SqlStore(SqlRules):
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return run(self._browse(query, limit))
+
+    def stored(self, address: Address) -> StoredRecord | None:
+        """Return the row of this address, column by column."""
+        return run(self._send(lambda _: self.database.sql.stored(address), self._pool))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the database; look for the tables, and never create them."""

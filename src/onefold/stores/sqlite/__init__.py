@@ -21,7 +21,7 @@ from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, R
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores import background_purge
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlite.connection import SqliteConnection, insist
 from onefold.stores.sqlite.dialect import SQLITE
@@ -142,6 +142,10 @@ class SqliteStore:
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._reading.do(lambda records: records.browse(query, limit))
+
+    def stored(self, address: Address) -> StoredRecord | None:
+        """Return the row of this address, column by column."""
+        return self._reading.do(lambda records: records.stored(address))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the file and its disk; the file is looked up, and never created."""

@@ -51,6 +51,7 @@ MARK: Final = "onefold_record"
 
 class Sqlite(Dialect):
     name = "SQLite"
+    form = "sqlite"
     has_server = False
 
     versions = (

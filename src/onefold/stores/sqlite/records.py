@@ -9,7 +9,7 @@ from typing import Any
 
 from onefold._concurrency.generators import run
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
-from onefold.stores.base import Query
+from onefold.stores.base import Query, StoredRecord
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.locked import all_known
 from onefold.stores.sql.records import Parameters
@@ -70,6 +70,9 @@ class Records:
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return run(SQLITE.browse(query, limit), self)
+
+    def stored(self, address: Address) -> StoredRecord | None:
+        return run(SQLITE.stored(address), self)
 
     def purge(self, limit: int) -> int:
         return run(SQLITE.purge(limit), self)
