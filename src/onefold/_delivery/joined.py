@@ -6,6 +6,8 @@ asks for it. No outcome is ever unknown here, so `wait`, `after_crash` and `stor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from onefold._concurrency.generators import Flow
@@ -30,7 +32,7 @@ from onefold._delivery.steps import (
 from onefold._delivery.work import Delivery, done_ending, failed_ending, refused
 from onefold._model import Address, Commit, Ending, Entry, Gone, Outcome, Record, State
 from onefold._model.remarks import without_error_text
-from onefold.errors import Held, InProgress, StoreUnavailable, UsageError
+from onefold.errors import Held, InProgress, OnefoldError, StoreUnavailable, UsageError
 from onefold.events import Kind
 
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
@@ -57,20 +59,39 @@ def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
         if confirm:
             yield from _judge(won, ended.error)
         raise ended.error
-    outcome = yield from _keep(delivery, won, ended.value, confirm=confirm)
+    outcome = yield from _confirm(delivery, won, ended.value) if confirm else _keep(delivery, won, ended.value)
     # The caller commits: we do not see it.
     delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
 
 
-def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
+class Overtaken(Exception):
+    """Another delivery's row is in the way, perhaps not visible yet: a new transaction finds it."""
+
+    def __init__(self, error: InProgress) -> None:
+        super().__init__()
+        self.error = error
+
+
+@contextmanager
+def _overtaken() -> Iterator[None]:
+    """Tell the store's `InProgress` from one that a handler raises itself."""
+    try:
+        yield
+    except InProgress as error:
+        raise Overtaken(error) from error
+
+
+def transact(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Run one delivery in a transaction of our own.
 
     A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, however it
-    ends. Each transaction has its own token, so that its record is never taken for a claim to run.
+    ends. Each transaction has its own token, so that its record is never taken for a claim to run. `confirm` is as in
+    `join`: who meets the row of another delivery tries again in a new transaction, and is answered from it.
     """
     ours: dict[bytes, Outcome[Any]] = {}
     committed = Commit.CONFLICT
+    last: BaseException | None = None
     for before in range(TRANSACTIONS_MAX):
         if before:
             yield pause_after(before, delivery.mint())
@@ -81,11 +102,12 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
                 raise _in_doubt(delivery) from problem
             raise
         try:
-            result = yield from _attempt(delivery, ours)
+            result = yield from _attempt_by_row(delivery) if confirm else _attempt(delivery, ours)
         except GeneratorExit:
             raise
         except BaseException as problem:
-            if (yield RollingBack(problem)):
+            if (yield RollingBack(problem)) or isinstance(problem, Overtaken):
+                last = problem
                 continue
             if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
                 raise _in_doubt(delivery) from problem
@@ -96,6 +118,8 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
             if isinstance(result, Exception):
                 raise result
             return result
+    if isinstance(last, Overtaken):
+        raise refused(delivery, last.error)
     address = delivery.request.address
     raise StoreUnavailable(
         f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
@@ -144,6 +168,25 @@ def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcom
     return outcome
 
 
+def _attempt_by_row(delivery: Delivery) -> Flow[Outcome[Any]]:
+    """Run the inside of one transaction whose record is the handler's own row.
+
+    Raise `Overtaken` if another delivery has written it, or is about to.
+    """
+    with _overtaken():
+        won = yield from insert(delivery)
+    if isinstance(won, Outcome):
+        return won
+    ended: Ended = yield Running(delivery.call, won)
+    if ended.error is None:
+        with _overtaken():
+            return (yield from _confirm(delivery, won, ended.value))
+    with _overtaken():
+        yield from _judge(won, ended.error)
+    delivery.tell(Kind.RELEASED, won.address, won.attempt, type(ended.error).__name__)
+    raise ended.error
+
+
 def insert(
     delivery: Delivery, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
 ) -> Flow[Entry | Outcome[Any]]:
@@ -185,6 +228,17 @@ def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False
     else:
         yield from _named(StillOpen(entry.as_claim()), entry.address)
     return Outcome(kept=value, attempt=entry.attempt)
+
+
+def _confirm(delivery: Delivery, entry: Entry, value: Any) -> Flow[Outcome[Any]]:
+    """Keep the result of a handler whose own row is the record. What the handler left pending may fail only now."""
+    try:
+        return (yield from _keep(delivery, entry, value, confirm=True))
+    except OnefoldError:
+        raise
+    except Exception as error:
+        yield from _judge(entry, error)
+        raise
 
 
 def _judge(entry: Entry, error: BaseException) -> Flow[None]:

@@ -40,6 +40,7 @@ from onefold.stores.sql.joined_rules import (
     tell_no_savepoint,
 )
 from onefold.stores.sql.pool import inherited, run_on, run_on_async
+from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
 
@@ -144,6 +145,10 @@ class TransactionRules(SqlFlows):
         """
         return is_known(error, self.database)
 
+    def keep_in_rows(self, column: RecordColumn) -> None:
+        """Let the caller's own rows be the records of this transaction."""
+        self.database = self.database._replace(sql=self.database.sql.rows_of(column))
+
     def let_go(self) -> Any:
         """Return the connection to the pool."""
         raise NotImplementedError
@@ -181,7 +186,9 @@ class TransactionRules(SqlFlows):
 
     def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
         self._check = None
-        return super()._finish(claim, ending)
+        if self.database.sql.reads_the_work and hasattr(self.conn, "flush"):
+            yield self.conn.flush
+        return (yield from super()._finish(claim, ending))
 
     def _commit(self) -> Flow[Commit]:
         self._check_transaction_status()
