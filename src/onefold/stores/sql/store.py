@@ -276,12 +276,13 @@ class SqlStore(SqlRules):
         """Return whether the tables exist. Create and change nothing."""
         return run(self._send(lambda _: self.database.sql.schema_version(), self._pool, look=False)) > 0
 
-    @passing
-    def transaction(self, record: RecordColumn | None = None) -> Iterator[SqlTransaction]:
-        """Open a transaction in this database, on connections that are not shared meanwhile.
+    def transaction(self) -> Any:
+        """Open a transaction in this database, on connections that are not shared meanwhile."""
+        return self.row_transaction(None)
 
-        With `record`, the caller's own rows are its records.
-        """
+    @passing
+    def row_transaction(self, record: RecordColumn | None) -> Iterator[SqlTransaction]:
+        """Open a transaction whose records are the caller's own rows; with None they are ours."""
         needs_tables = record is None or self._needs_tables(record)
         if needs_tables and not self._looked:
             run(self._look())
@@ -297,10 +298,6 @@ class SqlStore(SqlRules):
             transaction.let_go()
         if needs_tables:
             run(self._purge_a_little())
-
-    def row_transaction(self, record: RecordColumn) -> Any:
-        """Open a transaction whose records are the caller's own rows."""
-        return self.transaction(record)
 
     def close(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""
@@ -362,12 +359,13 @@ class AsyncSqlStore(SqlRules):
         """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
         return await run_async(self._ask(flow_of))
 
-    @passing_async
-    async def transaction(self, record: RecordColumn | None = None) -> AsyncIterator[AsyncSqlTransaction]:
-        """Open a transaction in this database, on connections that are not shared meanwhile.
+    def transaction(self) -> Any:
+        """Open a transaction in this database, on connections that are not shared meanwhile."""
+        return self.row_transaction(None)
 
-        With `record`, the caller's own rows are its records.
-        """
+    @passing_async
+    async def row_transaction(self, record: RecordColumn | None) -> AsyncIterator[AsyncSqlTransaction]:
+        """Open a transaction whose records are the caller's own rows; with None they are ours."""
         needs_tables = record is None or self._needs_tables(record)
         if needs_tables and not self._looked:
             await run_async(self._look())
@@ -383,10 +381,6 @@ class AsyncSqlStore(SqlRules):
             await transaction.let_go()
         if needs_tables:
             await heard(run_async(self._purge_a_little()))
-
-    def row_transaction(self, record: RecordColumn) -> Any:
-        """Open a transaction whose records are the caller's own rows."""
-        return self.transaction(record)
 
     async def aclose(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""

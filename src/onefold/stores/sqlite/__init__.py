@@ -174,20 +174,17 @@ class SqliteStore:
         return schema_exists(self.path)
 
     @passing
-    def transaction(self, record: RecordColumn | None = None) -> Iterator[SqliteTransaction]:
-        """Open a transaction in this file, on a connection that is not shared meanwhile.
-
-        With `record`, the caller's own rows are its records.
-        """
-        with self.transaction_alone(record) as transaction:
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        """Open a transaction in this file, on a connection that is not shared meanwhile."""
+        with self.transaction_alone() as transaction:
             yield transaction
         due = self.batches_due()
         if due:
             self.purge_batches(due)
 
     def row_transaction(self, record: RecordColumn) -> Any:
-        """Open a transaction whose records are the caller's own rows."""
-        return self.transaction(record)
+        """Open a transaction whose records are the caller's own rows: there is nothing to purge."""
+        return self.transaction_alone(record)
 
     @passing
     def transaction_alone(self, record: RecordColumn | None = None) -> Iterator[SqliteTransaction]:
@@ -315,21 +312,23 @@ class AsyncSqliteStore:
         return await self._reader.request(self.sync.facts)
 
     @passing_async
-    async def transaction(self, record: RecordColumn | None = None) -> AsyncIterator[AsyncSqliteTransaction]:
+    async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
         """Open a transaction in this file. The handler's statements run in the event loop's own thread."""
+        async with self.row_transaction(None) as transaction:
+            yield transaction
+        due = self.sync.batches_due()
+        if due:
+            await self._writer.request(self.sync.purge_batches, due)
+
+    @passing_async
+    async def row_transaction(self, record: RecordColumn | None) -> AsyncIterator[AsyncSqliteTransaction]:
+        """Open a transaction whose records are the caller's own rows, or ours, without a purge after it."""
         from onefold.stores.sqlite.joined import AsyncSqliteTransaction
 
         with self.sync.lent() as conn:
             await self._open(conn)
             with self.sync.transaction_on(conn, record) as transaction:
                 yield AsyncSqliteTransaction(transaction)
-        due = self.sync.batches_due()
-        if due:
-            await self._writer.request(self.sync.purge_batches, due)
-
-    def row_transaction(self, record: RecordColumn) -> Any:
-        """Open a transaction whose records are the caller's own rows."""
-        return self.transaction(record)
 
     async def _open(self, conn: SqliteConnection) -> None:
         """Open the file if needed, waiting for other writers because the tables may have to be created."""
