@@ -43,6 +43,9 @@ TRANSACTIONS_MAX: Final = 30
 RETRY_PAUSE_FIRST: Final = 0.005
 RETRY_PAUSE_MAX: Final = 0.5
 
+# Rows of strangers that come between several times are rare; a handler that writes its row twice does so each time.
+BLAMED_MAX: Final = 2
+
 
 def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Run one delivery in the caller's transaction: one statement before the handler, one after it for a result.
@@ -90,6 +93,7 @@ def transact(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]
     `join`: who meets the row of another delivery tries again in a new transaction, and is answered from it.
     """
     ours: dict[bytes, Outcome[Any]] = {}
+    blamed: list[BaseException] = []
     committed = Commit.CONFLICT
     last: BaseException | None = None
     for before in range(TRANSACTIONS_MAX):
@@ -102,7 +106,7 @@ def transact(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]
                 raise _in_doubt(delivery) from problem
             raise
         try:
-            result = yield from _attempt_by_row(delivery) if confirm else _attempt(delivery, ours)
+            result = yield from _attempt_by_row(delivery, blamed) if confirm else _attempt(delivery, ours)
         except GeneratorExit:
             raise
         except BaseException as problem:
@@ -168,21 +172,20 @@ def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcom
     return outcome
 
 
-def _attempt_by_row(delivery: Delivery) -> Flow[Outcome[Any]]:
+def _attempt_by_row(delivery: Delivery, blamed: list[BaseException]) -> Flow[Outcome[Any]]:
     """Run the inside of one transaction whose record is the handler's own row.
 
-    Raise `Overtaken` if another delivery has written it, or is about to.
+    Raise `Overtaken` if another delivery has written it, or is about to; `blamed` are errors of earlier transactions.
     """
     with _overtaken():
         won = yield from insert(delivery)
     if isinstance(won, Outcome):
         return won
     ended: Ended = yield Running(delivery.call, won)
-    if ended.error is None:
-        with _overtaken():
-            return (yield from _confirm(delivery, won, ended.value))
     with _overtaken():
-        yield from _judge(won, ended.error)
+        if ended.error is None:
+            return (yield from _confirm(delivery, won, ended.value, blamed))
+        yield from _judge(won, ended.error, blamed)
     delivery.tell(Kind.RELEASED, won.address, won.attempt, type(ended.error).__name__)
     raise ended.error
 
@@ -230,25 +233,38 @@ def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False
     return Outcome(kept=value, attempt=entry.attempt)
 
 
-def _confirm(delivery: Delivery, entry: Entry, value: Any) -> Flow[Outcome[Any]]:
+def _confirm(
+    delivery: Delivery, entry: Entry, value: Any, blamed: list[BaseException] | None = None
+) -> Flow[Outcome[Any]]:
     """Keep the result of a handler whose own row is the record. What the handler left pending may fail only now."""
     try:
         return (yield from _keep(delivery, entry, value, confirm=True))
     except OnefoldError:
         raise
     except Exception as error:
-        yield from _judge(entry, error)
+        yield from _judge(entry, error, blamed)
         raise
 
 
-def _judge(entry: Entry, error: BaseException) -> Flow[None]:
-    """Raise `InProgress` if the error comes from a row that another delivery has written."""
+def _judge(entry: Entry, error: BaseException, blamed: list[BaseException] | None = None) -> Flow[None]:
+    """Raise `InProgress` if the error comes from a row that another delivery has written.
+
+    With `blamed`, a new transaction follows, which finds that row: so it is raised as well if nobody can tell. An error
+    that comes again and again although no row was found is the handler's own.
+    """
+    overtaken: InProgress | None = None
     try:
         yield Judging(entry.as_claim(), error)
-    except InProgress:
-        raise
+    except InProgress as found:
+        overtaken = found
     except Exception:  # noqa: BLE001 - the handler's own error is the one to show
+        if blamed is not None:
+            overtaken = InProgress.about(entry.address, retry_after=RETRY_AFTER)
+    if overtaken is None or (blamed is not None and len(blamed) >= BLAMED_MAX):
         return
+    if blamed is not None:
+        blamed.append(error)
+    raise overtaken from error
 
 
 def _finish(entry: Entry, ending: Ending) -> Flow[None]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 
 from onefold import TX, Guard, InProgress, KeyReused, Policy, RecordColumn, ResultNotKept, UsageError
@@ -244,6 +247,22 @@ def test_a_row_that_a_stranger_commits_meanwhile_is_replayed_and_no_error_of_the
     outcome = pay.outcome("k1")
 
     assert (outcome.replayed, outcome.omitted, ledger.balance) == (True, True, 0)
+
+
+def test_a_handler_that_writes_its_row_twice_gets_its_own_error(guard: Guard, ledger: Ledger) -> None:
+    runs = []
+
+    @guard.transactional("pay", key="key", record=KEYS)
+    def pay(key: str, *, tx: Any = TX) -> None:
+        runs.append(key)
+        for _ in range(2):
+            sql(tx, WRITES[ledger.database]["INSERT"].format(key=key))
+
+    with pytest.raises((sqlite3.IntegrityError, psycopg.errors.UniqueViolation, pymysql.IntegrityError)):
+        pay("k1")
+
+    assert len(runs) <= 3
+    assert ledger.rows("SELECT * FROM idempotency_keys") == []
 
 
 def test_rows_of_nested_deliveries_commit_together_or_not_at_all(guard: Guard, ledger: Ledger) -> None:

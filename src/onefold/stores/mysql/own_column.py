@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from onefold._model import OPERATION_MAX, Address, Claim, Entry, Record, State
-from onefold.errors import InProgress
+from onefold.errors import InProgress, OnefoldError
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores.sql.dialect import Dialect, SqlFlow
 from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Row, Rows, causes
@@ -52,6 +52,10 @@ UNFIT: Final = frozenset({1264, 1265, 1366, 1406, 3140, 3819, 4025})
 
 # Reads committed rows, whatever the transaction's snapshot shows.
 SHARED: Final = " LOCK IN SHARE MODE"
+
+
+class Unclear(OnefoldError):
+    """The row is there, and nobody can tell whether the handler has written it."""
 
 
 class MysqlRows(Rows):
@@ -116,7 +120,7 @@ class MysqlRows(Rows):
         if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
             return
         if (yield from self._is_there(claim.address)) is not None:
-            return
+            raise Unclear(self._column.table)
         if (yield from self._is_there(claim.address, SHARED)) is not None:
             raise self._written_by_another(claim.address) from error
 
