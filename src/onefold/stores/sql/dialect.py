@@ -98,9 +98,6 @@ class Dialect(Statements):
     # Whether `close_all` sends one statement at a time, not a list of them.
     closes_in_one: bool = False
 
-    # Whether the record is made of what the handler writes, so that pending changes of a session have to be sent first.
-    reads_the_work: bool = False
-
     # Whether the schema in which our tables are looked up depends on the session.
     searches_schemas: bool = False
 

@@ -124,6 +124,8 @@ class TransactionRules(SqlFlows):
 
     # None before the first transaction begins.
     conn: Any = None
+    # Whether the records are rows that the handler writes: pending changes of a session have to be sent first.
+    _reads_the_work = False
     # Enter the pool's context manager, and keep the connection until it is returned.
     _enter: Callable[[Any], Any]
     _lent: Any
@@ -148,6 +150,7 @@ class TransactionRules(SqlFlows):
     def keep_in_rows(self, column: RecordColumn) -> None:
         """Let the caller's own rows be the records of this transaction."""
         self.database = self.database._replace(sql=self.database.sql.rows_of(column))
+        self._reads_the_work = True
 
     def let_go(self) -> Any:
         """Return the connection to the pool."""
@@ -186,7 +189,7 @@ class TransactionRules(SqlFlows):
 
     def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
         self._check = None
-        if self.database.sql.reads_the_work and hasattr(self.conn, "flush"):
+        if self._reads_the_work and hasattr(self.conn, "flush"):
             yield self.conn.flush
         return (yield from super()._finish(claim, ending))
 

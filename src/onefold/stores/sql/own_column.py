@@ -105,7 +105,6 @@ class Rows(Dialect):
     catalog: Catalog
     # Whether a record of ours is written as well.
     needs_tables: bool = False
-    reads_the_work = True
     _found: Found
 
     def __init__(self, column: RecordColumn) -> None:
