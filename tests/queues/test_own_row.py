@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from onefold import AsyncGuard, Guard, RecordColumn, UsageError
 from onefold.queues import aio_pika, pika
+from onefold.queues._shared.transactional_batches import TransactionalBatches
+from onefold.queues._shared.verdict import ACK
 from onefold.queues.celery import guarded as guarded_task
-from onefold.queues.keys import body, header
+from onefold.queues.keys import Message, body, header
 from tests.queues.kafka_tools import WORKERS, committed, letters_in, produce, value_of
 from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
 
@@ -83,6 +86,91 @@ def test_messages_of_kafka_with_one_key_have_one_effect_and_another_body_is_buri
     assert [letter.value() for letter in letters_in(kafka_url, f"{kafka_topic}.dead", 1)] == [b"900"]
     assert rows(path, "SELECT message_key, amount FROM payments ORDER BY 1") == [("pay-1", 500), ("pay-2", 7)]
     assert rows(path, "SELECT amount FROM effects ORDER BY 1") == [(7,), (500,)]
+
+
+@pytest.mark.parametrize("client", WORKERS)
+def test_a_poll_of_kafka_is_one_transaction_whose_rows_are_its_records(
+    client: str, kafka_url: str, kafka_topic: str, path: Path
+) -> None:
+    produce(
+        kafka_url, kafka_topic, ("pay-1", b"500"), ("pay-2", b"7"), ("pay-1", b"500"), ("pay-1", b"900"), ("lost", b"1")
+    )
+    produce(kafka_url, kafka_topic, ("pay-2", b"7"), partition=1)
+    polls: list[int] = []
+
+    def handle(messages: list[Any], *, tx: Any) -> None:
+        polls.append(len(messages))
+        for message in messages:
+            amount = int(value_of(message))
+            if amount == 1:
+                tx.execute("INSERT INTO effects VALUES (1)")
+            else:
+                pay(tx, "pay-1" if amount == 500 else "pay-2", amount)
+
+    @contextmanager
+    def transaction() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as tx:
+            tx.execute("BEGIN IMMEDIATE")
+            yield tx
+            tx.execute("COMMIT")
+
+    options: dict[str, Any] = {"poll": 10, "transaction": transaction, "record": PAYMENT, "payload": body()}
+    with WORKERS[client](kafka_url, kafka_topic, handle, store=f"sqlite:///{path}", attempts=1, **options) as worker:
+        worker.until(lambda: [committed(kafka_url, kafka_topic, kafka_topic, at) for at in (0, 1)] == [5, 1])
+
+    assert {letter.value() for letter in letters_in(kafka_url, f"{kafka_topic}.dead", 2)} == {b"900", b"1"}
+    assert rows(path, "SELECT message_key, amount FROM payments ORDER BY 1") == [("pay-1", 500), ("pay-2", 7)]
+    assert rows(path, "SELECT amount FROM effects ORDER BY 1") == [(7,), (500,)]
+    assert max(polls) > 1
+
+
+class OnItsWay(NamedTuple):
+    message: Message
+    native: str
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+def test_the_rows_of_a_poll_are_locked_and_proven_on_a_server_too(
+    request: pytest.FixtureRequest, database: str
+) -> None:
+    fixture, scheme = {
+        "postgres": ("postgres_url", "postgresql+psycopg"),
+        "mariadb": ("mysql_url", "mysql+pymysql"),
+    }[database]
+    url = str(request.getfixturevalue(fixture))
+    engine = create_engine(f"{scheme}:{url.partition(':')[2]}")
+    with engine.begin() as tx:
+        tx.execute(text("CREATE TABLE payments (message_key VARCHAR(50) PRIMARY KEY, fingerprint VARCHAR(255))"))
+        tx.execute(text("CREATE TABLE effects (message_key VARCHAR(50))"))
+
+    def handle(keys: list[str], *, tx: Any) -> None:
+        for key in keys:
+            tx.execute(text("INSERT INTO effects VALUES (:key)"), {"key": key})
+            if key != "left to Onefold":
+                tx.execute(text("INSERT INTO payments (message_key) VALUES (:key)"), {"key": key})
+
+    keys = ["b", "a", "b", "left to Onefold"]
+    deliveries = [OnItsWay(Message(b"{}", {"idempotency-key": key}), key) for key in keys]
+    with Guard(url) as guard:
+        batches = TransactionalBatches(
+            guard,
+            "pay",
+            handle,
+            engine.begin,
+            key=header(),
+            missing_key="never",
+            policy=None,
+            payload=body(),
+            record=PAYMENT,
+        )
+        verdicts = [batches.deliver(deliveries) for _ in range(2)]
+
+    assert verdicts == [[ACK] * 4] * 2
+    with engine.begin() as tx:
+        found = tx.execute(text("SELECT message_key, count(*) FROM effects GROUP BY message_key ORDER BY 1")).fetchall()
+        assert [tuple(row) for row in found] == [("a", 1), ("b", 1), ("left to Onefold", 1)]
+        assert tx.execute(text("SELECT count(*), count(fingerprint) FROM payments")).fetchone() == (3, 3)
+    engine.dispose()
 
 
 def takes_none(delivery: Any) -> None: ...

@@ -62,7 +62,7 @@ def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
         if confirm:
             yield from _judge(won, ended.error)
         raise ended.error
-    outcome = yield from _confirm(delivery, won, ended.value) if confirm else _keep(delivery, won, ended.value)
+    outcome = yield from confirm_row(delivery, won, ended.value) if confirm else _keep(delivery, won, ended.value)
     # The caller commits: we do not see it.
     delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
@@ -184,7 +184,7 @@ def _attempt_by_row(delivery: Delivery, blamed: list[BaseException]) -> Flow[Out
     ended: Ended = yield Running(delivery.call, won)
     with _overtaken():
         if ended.error is None:
-            return (yield from _confirm(delivery, won, ended.value, blamed))
+            return (yield from confirm_row(delivery, won, ended.value, blamed))
         yield from _judge(won, ended.error, blamed)
     delivery.tell(Kind.RELEASED, won.address, won.attempt, type(ended.error).__name__)
     raise ended.error
@@ -233,7 +233,7 @@ def _keep(delivery: Delivery, entry: Entry, value: Any, *, confirm: bool = False
     return Outcome(kept=value, attempt=entry.attempt)
 
 
-def _confirm(
+def confirm_row(
     delivery: Delivery, entry: Entry, value: Any, blamed: list[BaseException] | None = None
 ) -> Flow[Outcome[Any]]:
     """Keep the result of a handler whose own row is the record. What the handler left pending may fail only now."""

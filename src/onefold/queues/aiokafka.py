@@ -80,6 +80,7 @@ def guarded_batches(
     consumer: AIOKafkaConsumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -90,8 +91,8 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(guard, AsyncGuard, key, options, policy)
     # Refuses a sync handler for an async guard, and the reverse.
-    one = AsyncConsuming(guard, operation, handler, **asked)
-    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
+    one = AsyncConsuming(guard, operation, handler, record=record, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, record=record, **asked)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return await batches.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))

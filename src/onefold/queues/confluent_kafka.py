@@ -70,6 +70,7 @@ def guarded_batches(
     consumer: Consumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -80,8 +81,8 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(guard, Guard, key, options, policy)
     # Refuses a sync handler for an async guard, and the reverse.
-    one = Consuming(guard, operation, handler, **asked)
-    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
+    one = Consuming(guard, operation, handler, record=record, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, record=record, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return batches.deliver(taken, None if offsets is None else offsets.saving(taken))

@@ -7,8 +7,8 @@ row has to be there; a table that has nothing else to fill gets it from us. Wher
 the fingerprint, they are filled then.
 
 The operations are flows like those of a dialect, so that they are written once for every driver, sync and async. One
-`Rows` serves one delivery. Nothing learned about a table is kept for the next delivery: tables change, and so does the
-schema in which a session looks for them.
+`Rows` serves one delivery, or one batch. Nothing learned about a table is kept for the next one: tables change, and so
+does the schema in which a session looks for them.
 """
 
 # ruff: noqa: S608 - the names in the statements were checked by `RecordColumn`, and are never values
@@ -109,7 +109,7 @@ class Rows(Dialect):
 
     def __init__(self, column: RecordColumn) -> None:
         self._column = column
-        self._fingerprint: bytes | None = None
+        self._fingerprints: dict[Address, bytes | None] = {}
 
     def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         address, table = entry.address, self._column.table
@@ -119,7 +119,7 @@ class Rows(Dialect):
                 f"{table} is there. Nothing ran. Delete the row before"
             )
         self._check_scope(address)
-        self._fingerprint = entry.fingerprint
+        self._fingerprints[address] = entry.fingerprint
         row = yield from self._was_written(entry)
         return None if row is None else self._record(address, row)
 
@@ -183,7 +183,7 @@ class Rows(Dialect):
 
     def _fill(self, address: Address, ending: Ending) -> SqlFlow[None]:
         """Keep the result and the fingerprint in the handler's row."""
-        found, filled = self._found, self._filled(ending)
+        found, filled = self._found, self._filled(address, ending)
         if not found.kept:
             return
         assigned = ", ".join(f"{self._quoted(kept.column)} = {kept.write}" for kept in found.kept.values())
@@ -192,7 +192,7 @@ class Rows(Dialect):
 
     def _write(self, address: Address, ending: Ending) -> SqlFlow[None]:
         """Write the row for a handler that did not, unless only the handler can fill its other columns."""
-        found, filled = self._found, self._filled(ending)
+        found, filled = self._found, self._filled(address, ending)
         unfilled = yield from self._unfilled()
         if unfilled:
             yield from self._refuse_unwritten(address, unfilled)
@@ -230,14 +230,14 @@ class Rows(Dialect):
         """Return whether a column does not take a value: it is too long, or breaks a constraint."""
         raise NotImplementedError(f"{type(self).__name__} has to tell an unfit value from other errors")
 
-    def _filled(self, ending: Ending) -> dict[str, Any]:
+    def _filled(self, address: Address, ending: Ending) -> dict[str, Any]:
         """Return the values of the columns for the result and the fingerprint."""
         kept = self._found.kept
         filled: dict[str, Any] = {}
         if "result" in kept:
             filled["result"] = stored_result(ending, kept["result"].form)
         if "fingerprint" in kept:
-            filled["fingerprint"] = stored_fingerprint(self._fingerprint, kept["fingerprint"].form)
+            filled["fingerprint"] = stored_fingerprint(self._fingerprints.get(address), kept["fingerprint"].form)
         return filled
 
     def _unfilled(self) -> SqlFlow[list[str]]:
