@@ -191,6 +191,7 @@ class Guard(GuardBase):
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         returns: Any = Any,
+        record: RecordColumn | None = None,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Decorator:
@@ -198,10 +199,12 @@ class Guard(GuardBase):
 
         The function gets the transaction as its argument `tx`, which its callers do not see; give it a default for type
         checkers: `tx: Connection = TX`. Serialization failures and deadlocks are retried in a new transaction. Inside
-        another transactional function of the same guard it joins that one's transaction.
+        another transactional function of the same guard it joins that one's transaction. `record` names the column of
+        your own table that serves as the record, if there is one.
         """
 
         policy = self._asked(policy, fields, Guard.transactional)
+        self._check_own_row(record, fingerprint, policy)
 
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
@@ -211,12 +214,12 @@ class Guard(GuardBase):
                 request = self._request_of_call(call, args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
-                around, flow = self._transaction()
+                around, flow = self._transaction(record)
                 with around as transaction:
                     delivery = self._make_delivery(
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
-                    outcome = drive(flow(delivery), self._inside(transaction))
+                    outcome = drive(flow(delivery), self._inside(transaction, record))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, self._chosen(policy), deliver)

@@ -154,11 +154,13 @@ class AsyncGuard(GuardBase):
         scope: ScopeOf = None,
         fingerprint: FingerprintOf = ALL,
         returns: Any = Any,
+        record: RecordColumn | None = None,
         policy: Policy | None = None,
         **fields: Unpack[PolicyFields],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
         """Decorate an async function whose work is rows in the guard's own database. See `Guard.transactional`."""
         policy = self._asked(policy, fields, AsyncGuard.transactional)
+        self._check_own_row(record, fingerprint, policy)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
@@ -168,12 +170,12 @@ class AsyncGuard(GuardBase):
                 request = self._request_of_call(call, args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
-                around, flow = self._transaction()
+                around, flow = self._transaction(record)
                 async with around as transaction:
                     delivery = self._make_delivery(
                         request, call.with_tx(args, kwargs, transaction), wanted, self._chosen(policy)
                     )
-                    outcome = await drive_async(flow(delivery), self._inside(transaction))
+                    outcome = await drive_async(flow(delivery), self._inside(transaction, record))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, self._chosen(policy), deliver)

@@ -15,7 +15,7 @@ from celery import Celery
 from celery.exceptions import Ignore
 from kombu import Queue
 
-from onefold import Event, Guard, Policy, current
+from onefold import Event, Guard, Policy, RecordColumn, current
 from onefold.queues.celery import OnefoldTask, guarded
 from onefold.queues.keys import content_hash
 from onefold.stores.sqlite import SqliteStore
@@ -216,6 +216,14 @@ def that_die(shop: Shop) -> None:
         if when == "before the commit":
             shop.die_once(name)
         return amount
+
+    row = RecordColumn("payments", "name", result="receipt", fingerprint="fingerprint")
+
+    @shop.task(shop.wallet, record=row)
+    def pay(name: str, amount: int, *, tx: sqlite3.Connection) -> str:
+        shop.ran("pay", name)
+        tx.execute("INSERT INTO payments (name, amount) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, amount))
+        return f"receipt of {amount}"
 
 
 def with_other_keys(shop: Shop) -> None:

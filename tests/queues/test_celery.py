@@ -46,6 +46,7 @@ def opened(request: pytest.FixtureRequest, folder: Path, broker: str, pool: str)
     where = found(request, "rabbitmq").url if broker == "rabbitmq" else f"{redis}/0"
     with closing(sqlite3.connect(folder / "wallet.db")) as connection:
         connection.execute("CREATE TABLE wallet (name TEXT, amount INTEGER)")
+        connection.execute("CREATE TABLE payments (name TEXT PRIMARY KEY, amount INT, receipt TEXT, fingerprint TEXT)")
     patient = "socket_timeout=10s&socket_connect_timeout=10s"
     setting = Setting(where, f"{redis}/1", f"{redis}/2", f"{fragile.url}?{patient}", str(folder), queue, pool)
     house: House = request.getfixturevalue("house")
@@ -276,6 +277,16 @@ def test_a_killed_worker_leads_to_exactly_one_effect_in_a_transaction(
     assert forked.times("replayed", "credit", name) == (when == "after the commit")
     with closing(sqlite3.connect(forked.folder / "wallet.db")) as connection:
         assert connection.execute("SELECT amount FROM wallet WHERE name = ?", (name,)).fetchall() == [(5,)]
+
+
+def test_a_row_of_the_business_is_the_record_of_a_task(forked: Environment, name: str) -> None:
+    results = [forked.pay.apply_async((name, 5), headers={KEY: name}) for _ in range(4)]
+
+    assert [result.get(timeout=PATIENCE) for result in results] == ["receipt of 5"] * 4
+    assert (forked.times("ran", "pay", name), forked.times("replayed", "pay", name)) == (1, 3)
+    with closing(sqlite3.connect(forked.folder / "wallet.db")) as connection:
+        found = connection.execute("SELECT amount, receipt FROM payments WHERE name = ?", (name,)).fetchall()
+    assert found == [(5, '"receipt of 5"')]
 
 
 def test_a_killed_worker_leads_to_a_second_run_with_the_same_downstream_key(one: Environment, name: str) -> None:

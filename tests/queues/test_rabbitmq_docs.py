@@ -18,6 +18,7 @@ TEXT = (PROJECT / "docs" / "queues" / "rabbitmq.md").read_text(encoding="utf-8")
 DEFAULTS = {
     "payload": "`None`",
     "missing_key": '`"never"`',
+    "record": "`None`",
     "wait": f"{WAIT:g} s",
     "attempts": str(rabbitmq_consumer.ATTEMPTS),
     "unacked_max": f"{rabbitmq_consumer.UNACKED_MAX / 60:g} min",

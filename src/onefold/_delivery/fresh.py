@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from onefold._concurrency.generators import Flow
 from onefold._delivery import decide as _decide
 from onefold._delivery.batch import BATCH_MAX
-from onefold._delivery.joined import insert
-from onefold._delivery.steps import Claiming, ClaimingAll, Spoiling
+from onefold._delivery.joined import confirm_row, insert
+from onefold._delivery.steps import Claiming, ClaimingAll, Ended, Spoiling
 from onefold._delivery.work import Delivery, refused
 from onefold._model import Address, Entry, Fresh
-from onefold.errors import KeyReused, OnefoldError, ResultUnreadable
+from onefold.errors import KeyReused, OnefoldError, ResultUnreadable, UsageError
 from onefold.events import Kind
 
 M = TypeVar("M")
@@ -39,6 +39,23 @@ def sort_out_all(messages: Sequence[M], deliveries: Sequence[Delivery | Exceptio
     return _by_verdict(messages, verdicts)
 
 
+def sort_out_rows(
+    messages: Sequence[M], deliveries: Sequence[Delivery | Exception], won: list[tuple[Delivery, Entry]]
+) -> Flow[Fresh[M]]:
+    """Sort out a batch whose records are rows that the caller writes. Those of `won` have to be proven by `prove_rows`.
+
+    One after the other, because each takes a lock; in one order, so that two batches do not deadlock.
+    """
+    return _by_verdict(messages, (yield from sort_out(deliveries, won)))
+
+
+def prove_rows(won: Sequence[tuple[Delivery, Entry]]) -> Flow[None]:
+    """Prove that the caller has written the rows; the last claim first, as savepoints end."""
+    for delivery, entry in reversed(won):
+        yield from confirm_row(delivery, entry, Ended())
+        delivery.tell(Kind.FINISHED, entry.address, entry.attempt)
+
+
 def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
     pairs = list(zip(messages, verdicts, strict=True))
     return Fresh(
@@ -49,13 +66,19 @@ def _by_verdict(messages: Sequence[M], verdicts: Sequence[Verdict]) -> Fresh[M]:
     )
 
 
-def sort_out(deliveries: Sequence[Delivery | Exception]) -> Flow[list[Verdict]]:
-    """Return the verdict on each message, in order; an exception in place of a delivery stays there."""
+def sort_out(
+    deliveries: Sequence[Delivery | Exception], won: list[tuple[Delivery, Entry]] | None = None
+) -> Flow[list[Verdict]]:
+    """Return the verdict on each message, in order; an exception in place of a delivery stays there.
+
+    `won` is as in `sort_out_rows`.
+    """
     firsts: dict[Address, Delivery] = {}
     for delivery in deliveries:
         if isinstance(delivery, Delivery):
             firsts.setdefault(delivery.request.address, delivery)
-    verdicts = yield from _ask_together(list(firsts.values()))
+    asked = list(firsts.values())
+    verdicts = yield from _ask_together(asked) if won is None else _ask_each(asked, won)
     by_address = dict(zip(firsts, verdicts, strict=True))
     found: list[Verdict] = []
     for delivery in deliveries:
@@ -78,6 +101,24 @@ def _ask_together(deliveries: Sequence[Delivery]) -> Flow[list[Verdict]]:
     for delivery, flow, reply in zip(deliveries, flows, replies, strict=True):
         verdicts.append((yield from _to_its_end(delivery, flow, reply)))
     return verdicts
+
+
+def _ask_each(deliveries: Sequence[Delivery], won: list[tuple[Delivery, Entry]]) -> Flow[list[Verdict]]:
+    verdicts: dict[Address, Verdict] = {}
+    for delivery in sorted(deliveries, key=lambda delivery: delivery.request.address.parts):
+        address = delivery.request.address
+        try:
+            entry = yield from insert(delivery)
+        except UsageError:
+            # Of the worker's: the table, its column, its scope.
+            raise
+        except OnefoldError as problem:
+            verdicts[address] = problem
+        else:
+            verdicts[address] = isinstance(entry, Entry)
+            if isinstance(entry, Entry):
+                won.append((delivery, entry))
+    return [verdicts[delivery.request.address] for delivery in deliveries]
 
 
 def _to_its_end(delivery: Delivery, flow: Flow[Any], reply: Any) -> Flow[Verdict]:

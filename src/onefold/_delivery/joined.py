@@ -6,6 +6,8 @@ asks for it. No outcome is ever unknown here, so `wait`, `after_crash` and `stor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from onefold._concurrency.generators import Flow
@@ -30,7 +32,7 @@ from onefold._delivery.steps import (
 from onefold._delivery.work import Delivery, done_ending, failed_ending, refused, with_history
 from onefold._model import Address, Commit, Ending, Entry, Gone, Outcome, Record, State
 from onefold._model.remarks import without_error_text
-from onefold.errors import Held, InProgress, StoreUnavailable, UsageError
+from onefold.errors import Held, InProgress, OnefoldError, StoreUnavailable, UsageError
 from onefold.events import Kind
 
 # Serialization failures, deadlocks, lost connections: each is a transaction that left nothing behind, or all of it.
@@ -44,6 +46,9 @@ RETRY_PAUSE_MAX: Final = 0.5
 NO_ROOM: Final = (
     "what current().note() was given is not kept: the record is the handler's own row. Write it into that row"
 )
+
+# Rows of strangers that come between several times are rare; a handler that writes its row twice does so each time.
+BLAMED_MAX: Final = 2
 
 
 def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
@@ -61,20 +66,40 @@ def join(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
         if confirm:
             yield from _judge(won, ended.error)
         raise ended.error
-    outcome = yield from _keep(delivery, won, ended, confirm=confirm)
+    outcome = yield from confirm_row(delivery, won, ended) if confirm else _keep(delivery, won, ended)
     # The caller commits: we do not see it.
     delivery.tell(Kind.FINISHED, won.address, won.attempt)
     return outcome
 
 
-def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
+class Overtaken(Exception):
+    """Another delivery's row is in the way, perhaps not visible yet: a new transaction finds it."""
+
+    def __init__(self, error: InProgress) -> None:
+        super().__init__()
+        self.error = error
+
+
+@contextmanager
+def _overtaken() -> Iterator[None]:
+    """Tell the store's `InProgress` from one that a handler raises itself."""
+    try:
+        yield
+    except InProgress as error:
+        raise Overtaken(error) from error
+
+
+def transact(delivery: Delivery, *, confirm: bool = False) -> Flow[Outcome[Any]]:
     """Run one delivery in a transaction of our own.
 
     A COMMIT whose reply was lost is resolved by delivering again: the claim waits for the old transaction, however it
-    ends. Each transaction has its own token, so that its record is never taken for a claim to run.
+    ends. Each transaction has its own token, so that its record is never taken for a claim to run. `confirm` is as in
+    `join`: who meets the row of another delivery tries again in a new transaction, and is answered from it.
     """
     ours: dict[bytes, Outcome[Any]] = {}
+    blamed: list[BaseException] = []
     committed = Commit.CONFLICT
+    last: BaseException | None = None
     for before in range(TRANSACTIONS_MAX):
         if before:
             yield pause_after(before, delivery.mint())
@@ -85,11 +110,12 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
                 raise _in_doubt(delivery) from problem
             raise
         try:
-            result = yield from _attempt(delivery, ours)
+            result = yield from _attempt_by_row(delivery, blamed) if confirm else _attempt(delivery, ours)
         except GeneratorExit:
             raise
         except BaseException as problem:
-            if (yield RollingBack(problem)):
+            if (yield RollingBack(problem)) or isinstance(problem, Overtaken):
+                last = problem
                 continue
             if committed is Commit.UNKNOWN and isinstance(problem, StoreUnavailable):
                 raise _in_doubt(delivery) from problem
@@ -100,6 +126,8 @@ def transact(delivery: Delivery) -> Flow[Outcome[Any]]:
             if isinstance(result, Exception):
                 raise result
             return result
+    if isinstance(last, Overtaken):
+        raise refused(delivery, last.error)
     address = delivery.request.address
     raise StoreUnavailable(
         f"{address.operation} [key {address.digest}]: not committed after {TRANSACTIONS_MAX} transactions. "
@@ -148,6 +176,24 @@ def _attempt(delivery: Delivery, ours: dict[bytes, Outcome[Any]]) -> Flow[Outcom
     return outcome
 
 
+def _attempt_by_row(delivery: Delivery, blamed: list[BaseException]) -> Flow[Outcome[Any]]:
+    """Run the inside of one transaction whose record is the handler's own row.
+
+    Raise `Overtaken` if another delivery has written it, or is about to; `blamed` are errors of earlier transactions.
+    """
+    with _overtaken():
+        won = yield from insert(delivery)
+    if isinstance(won, Outcome):
+        return won
+    ended: Ended = yield Running(delivery.call, won)
+    with _overtaken():
+        if ended.error is None:
+            return (yield from confirm_row(delivery, won, ended, blamed))
+        yield from _judge(won, ended.error, blamed)
+    delivery.tell(Kind.RELEASED, won.address, won.attempt, type(ended.error).__name__)
+    raise ended.error
+
+
 def insert(
     delivery: Delivery, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
 ) -> Flow[Entry | Outcome[Any]]:
@@ -193,14 +239,38 @@ def _keep(delivery: Delivery, entry: Entry, ended: Ended, *, confirm: bool = Fal
     return Outcome(kept=ended.value, attempt=entry.attempt)
 
 
-def _judge(entry: Entry, error: BaseException) -> Flow[None]:
-    """Raise `InProgress` if the error comes from a row that another delivery has written."""
+def confirm_row(
+    delivery: Delivery, entry: Entry, ended: Ended, blamed: list[BaseException] | None = None
+) -> Flow[Outcome[Any]]:
+    """Keep the result of a handler whose own row is the record. What the handler left pending may fail only now."""
+    try:
+        return (yield from _keep(delivery, entry, ended, confirm=True))
+    except OnefoldError:
+        raise
+    except Exception as error:
+        yield from _judge(entry, error, blamed)
+        raise
+
+
+def _judge(entry: Entry, error: BaseException, blamed: list[BaseException] | None = None) -> Flow[None]:
+    """Raise `InProgress` if the error comes from a row that another delivery has written.
+
+    With `blamed`, a new transaction follows, which finds that row: so it is raised as well if nobody can tell. An error
+    that comes again and again although no row was found is the handler's own.
+    """
+    overtaken: InProgress | None = None
     try:
         yield Judging(entry.as_claim(), error)
-    except InProgress:
-        raise
+    except InProgress as found:
+        overtaken = found
     except Exception:  # noqa: BLE001 - the handler's own error is the one to show
+        if blamed is not None:
+            overtaken = InProgress.about(entry.address, retry_after=RETRY_AFTER)
+    if overtaken is None or (blamed is not None and len(blamed) >= BLAMED_MAX):
         return
+    if blamed is not None:
+        blamed.append(error)
+    raise overtaken from error
 
 
 def _finish(entry: Entry, ending: Ending) -> Flow[None]:

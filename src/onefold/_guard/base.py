@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from onefold._concurrency.forks import set_lock
@@ -34,9 +35,12 @@ from onefold.codecs import Codec
 from onefold.current import is_inside, transaction_around
 from onefold.errors import InsideItself, UsageError
 from onefold.events import Listener
-from onefold.stores.base import Batching, Joinable
+from onefold.stores.base import Batching, Joinable, RowJoinable
 from onefold.stores.hand_made import HandMadeTable, open_lookup
 from onefold.stores.opening import check_source, open_store, without_password, without_transactions
+from onefold.transactions import RecordColumn, check_compared
+from onefold.transactions import checked as checked_column
+from onefold.transactions import join as join_connection
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -177,8 +181,14 @@ class GuardBase(Options):
         """Make the context for deliveries inside a caller's transaction: there is no claim to keep alive."""
         return DeliveryContext(joined, self._codec, self._tell, self._conduct, awaits=self._is_async, home=connection)
 
-    def _inside(self, transaction: Any) -> DeliveryContext:
-        """Make the context for deliveries inside a transaction of our own."""
+    def _inside(self, transaction: Any, record: RecordColumn | None = None) -> DeliveryContext:
+        """Make the context for deliveries inside a transaction of our own.
+
+        In a nested one, whose records are rows: as for a caller's, on the connection of the one around it.
+        """
+        if record is not None and transaction_around(self._context().home)[1] is not None:
+            tx = transaction.tx
+            return self._context_on(join_connection(tx, record, is_async=self._is_async), tx)
         home = self._context().home
         return DeliveryContext(
             transaction,
@@ -190,9 +200,24 @@ class GuardBase(Options):
             transaction=transaction,
         )
 
-    def _check_column(self, record: object) -> None:
-        if record is not None and self._migrate_from is not None:
+    def _check_column(self, record: RecordColumn | None) -> None:
+        if record is None:
+            return
+        checked_column(record)
+        if self._migrate_from is not None:
             raise UsageError("record= keeps the records in your own table: there is no migrate_from= for them")
+
+    def _check_own_row(self, record: RecordColumn | None, fingerprint: object, policy: Policy | None) -> None:
+        """Raise `UsageError` for what a row of the caller's cannot keep in a transaction of our own."""
+        if record is None:
+            return
+        self._check_column(record)
+        check_compared(record, fingerprint, "fingerprint")
+        if self._chosen(policy).final_errors:
+            raise UsageError(
+                f"record={record!r} cannot remember a failure: the rollback removes the row. Leave record= out, or "
+                "pass final_errors=()"
+            )
 
     def _joinable(self) -> Joinable:
         store = self.store
@@ -202,6 +227,15 @@ class GuardBase(Options):
                 "sqlite:///app.db, or guard.within(connection)"
             )
         return store
+
+    def _row_transaction(self, record: RecordColumn) -> Any:
+        store = self._joinable()
+        if not isinstance(store, RowJoinable):
+            raise UsageError(
+                f"{type(store).__name__} has no records in rows of yours, which record= asks for. Nothing ran. Leave "
+                "record= out, or use guard.within(connection, record=...)"
+            )
+        return store.row_transaction(record)
 
     def _check_injects_tx(self, function: Callable[..., Any]) -> None:
         kind = without_transactions(self._source)
@@ -272,12 +306,14 @@ class GuardBase(Options):
         ]
         return flows, context
 
-    def _transaction(self) -> tuple[Any, Callable[[Delivery], Flow[Outcome[Any]]]]:
+    def _transaction(self, record: RecordColumn | None) -> tuple[Any, Callable[[Delivery], Flow[Outcome[Any]]]]:
         """Return a context manager around a transaction, and the flow for it: our own, or the one open around us."""
         around, nest = transaction_around(self._context().home)
-        if nest is None:
+        if nest is not None:
+            return self._nested(around, nest), self._join if record is None else partial(join, confirm=True)
+        if record is None:
             return self._joinable().transaction(), self._transact
-        return self._nested(around, nest), self._join
+        return self._row_transaction(record), partial(transact, confirm=True)
 
     def _nested(self, around: Any, nest: Nest) -> Any:
         """Return a context manager that yields the surrounding transaction, once it is our turn in it."""

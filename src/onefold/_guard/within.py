@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from onefold._concurrency.generators import Flow
-from onefold._delivery.fresh import sort_out_all
+from onefold._delivery.fresh import prove_rows, sort_out_all, sort_out_rows
 from onefold._delivery.joined import join
+from onefold._delivery.work import Delivery
 from onefold._guard.base import GuardBase
 from onefold._guard.context import DeliveryContext
 from onefold._guard.options import check_of_message, nothing
 from onefold._handlers.nested import Nest
-from onefold._model import Fresh, Outcome
+from onefold._model import Entry, Fresh, Outcome
 from onefold._model.policy import Policy
 from onefold.current import transaction_around
 from onefold.errors import UsageError
@@ -21,6 +22,25 @@ from onefold.transactions import join as join_connection
 
 G = TypeVar("G", bound=GuardBase)
 M = TypeVar("M")
+
+
+class RowBatch(Generic[M]):
+    """A batch in a caller's transaction whose records are rows: sort it out, do the work, and prove its rows.
+
+    Each of the two returns its result or, on an async guard, an awaitable of it.
+    """
+
+    def __init__(
+        self, sorting: Flow[Fresh[M]], proving: Flow[None], conduct: Callable[..., Any], context: DeliveryContext
+    ) -> None:
+        self._sorting, self._proving = sorting, proving
+        self._conduct, self._context = conduct, context
+
+    def fresh(self) -> Any:
+        return self._conduct(self._sorting, self._context)
+
+    def prove(self) -> Any:
+        return self._conduct(self._proving, self._context)
 
 
 class WithinBase(Generic[G]):
@@ -76,14 +96,42 @@ class WithinBase(Generic[G]):
             check_of_message(payload, "payload")
         if self._record is not None:
             raise UsageError("fresh() writes records of its own, which record= rules out. Use run() for each message")
-        policy = guard._joined_policy(policy)
-        deliveries = [
-            guard._batch_deliveries(message, operation, key, nothing, Any, scope, payload, policy, connection)
-            for message in messages
-        ]
+        deliveries = self._batched(operation, messages, key, scope, payload, policy)
         nest = self._around()
         context = guard._context_on(join_connection(connection, None, is_async=guard._is_async), connection)
         return guard._read_through_joined(sort_out_all(messages, deliveries)), context, nest
+
+    def _sort_out_rows(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        key: Callable[[M], object],
+        payload: Callable[[M], object] | None,
+        policy: Policy | None,
+    ) -> RowBatch[M]:
+        """Return the flows of a batch whose records are rows that the caller writes, for a queue's adapter."""
+        guard, connection, won = self._guard, self._connection, list[tuple[Delivery, Entry]]()
+        check_compared(self._record, payload)
+        deliveries = self._batched(operation, messages, key, None, payload, policy)
+        joined = join_connection(connection, self._record, is_async=guard._is_async)
+        context = guard._context_on(joined, connection)
+        return RowBatch(sort_out_rows(messages, deliveries, won), prove_rows(won), guard._conduct, context)
+
+    def _batched(
+        self,
+        operation: str,
+        messages: Sequence[M],
+        key: Callable[[M], object],
+        scope: str | Callable[[M], str] | None,
+        payload: Callable[[M], object] | None,
+        policy: Policy | None,
+    ) -> list[Delivery | Exception]:
+        guard, connection = self._guard, self._connection
+        policy = guard._joined_policy(policy)
+        return [
+            guard._batch_deliveries(message, operation, key, nothing, Any, scope, payload, policy, connection)
+            for message in messages
+        ]
 
     def _around(self) -> Nest | None:
         """Return the nest of a surrounding handler, if any. Raise `UsageError` if that handler is in another thread."""

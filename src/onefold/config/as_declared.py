@@ -81,6 +81,10 @@ class WithinAsDeclared:
         self._guard._check(operation, "within")
         return self._within.fresh(operation, *parts, **options)
 
+    def _sort_out_rows(self, operation: str, *parts: Any) -> Any:
+        self._guard._check(operation, "within")
+        return self._within._sort_out_rows(operation, *parts)
+
 
 class GuardAsDeclared(AsDeclared, Guard):
     """A `Guard` as a file declares it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
-from onefold import AsyncGuard, Policy, PolicyFields, UsageError
+from onefold import AsyncGuard, Policy, PolicyFields, RecordColumn, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
@@ -45,6 +45,7 @@ def guarded(
     payload: PayloadOf | None = None,
     attempts: int = rabbitmq_consumer.ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **fields: Unpack[PolicyFields],
 ) -> GuardedCallback:
@@ -54,7 +55,7 @@ def guarded(
     """
     chosen = policy_of(guard, AsyncGuard, policy, fields, guarded)
     consuming = AsyncConsuming(
-        guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload
+        guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload, record=record
     )
     check_transactions(guard, handler)
     return GuardedCallback(

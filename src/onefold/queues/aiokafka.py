@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from onefold import AsyncGuard, Policy, UsageError
+from onefold import AsyncGuard, Policy, RecordColumn, UsageError
 from onefold._concurrency.generators import run_async
 from onefold.queues._kafka.aiokafka_messages import (
     AIOKafkaConsumer,
@@ -51,6 +51,7 @@ def guarded(
     consumer: AIOKafkaConsumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -60,7 +61,7 @@ def guarded(
     """
     asked = asked_of(guard, AsyncGuard, key, options, policy)
     check_wait(asked["policy"].wait, getattr(consumer, "_max_poll_interval_ms", None))
-    consuming = partial(AsyncConsuming, guard, operation, **asked)
+    consuming = partial(AsyncConsuming, guard, operation, record=record, **asked)
     one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
@@ -79,6 +80,7 @@ def guarded_batches(
     consumer: AIOKafkaConsumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -89,8 +91,8 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(guard, AsyncGuard, key, options, policy)
     # Refuses a sync handler for an async guard, and the reverse.
-    one = AsyncConsuming(guard, operation, handler, **asked)
-    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
+    one = AsyncConsuming(guard, operation, handler, record=record, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, record=record, **asked)
 
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return await batches.deliver_async(taken, None if offsets is None else offsets.saving_async(taken))

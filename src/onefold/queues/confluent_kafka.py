@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from onefold import Guard, Policy, UsageError
+from onefold import Guard, Policy, RecordColumn, UsageError
 from onefold._concurrency.generators import run
 from onefold.queues._kafka.confluent_messages import Consumer, DeadLetters, Message, delivery_of, is_news, saving, send
 from onefold.queues._kafka.confluent_partitions import Partitions
@@ -42,6 +42,7 @@ def guarded(
     consumer: Consumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -50,7 +51,7 @@ def guarded(
     A handler with `tx` works in the transaction of its record. `docs/queues/kafka.md` explains each argument.
     """
     asked = asked_of(guard, Guard, key, options, policy)
-    consuming = partial(Consuming, guard, operation, **asked)
+    consuming = partial(Consuming, guard, operation, record=record, **asked)
     one = consuming_of(consuming, guard, handler, options.get("offsets"), saving)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
@@ -69,6 +70,7 @@ def guarded_batches(
     consumer: Consumer,
     key: KeyOf,
     dead_letter: DeadLetters | Literal["stop"],
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **options: Unpack[Options],
 ) -> Guarded:
@@ -79,8 +81,8 @@ def guarded_batches(
     """
     offsets, asked = options.get("offsets"), asked_of(guard, Guard, key, options, policy)
     # Refuses a sync handler for an async guard, and the reverse.
-    one = Consuming(guard, operation, handler, **asked)
-    batches = TransactionalBatches(guard, operation, handler, transaction, **asked)
+    one = Consuming(guard, operation, handler, record=record, **asked)
+    batches = TransactionalBatches(guard, operation, handler, transaction, record=record, **asked)
 
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return batches.deliver(taken, None if offsets is None else offsets.saving(taken))

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
-from onefold import Guard, Policy, PolicyFields, UsageError
+from onefold import Guard, Policy, PolicyFields, RecordColumn, UsageError
 from onefold._checks import at_least
 from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
@@ -50,6 +50,7 @@ def guarded(
     attempts: int = rabbitmq_consumer.ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
     threads: int = 1,
+    record: RecordColumn | None = None,
     policy: Policy | None = None,
     **fields: Unpack[PolicyFields],
 ) -> GuardedCallback:
@@ -59,7 +60,9 @@ def guarded(
     """
     at_least(1, threads, "threads")
     chosen = policy_of(guard, Guard, policy, fields, guarded)
-    consuming = Consuming(guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload)
+    consuming = Consuming(
+        guard, operation, handler, key=key, missing_key=missing_key, policy=chosen, payload=payload, record=record
+    )
     check_transactions(guard, handler)
     rules = rabbitmq_consumer.rules(operation, dead_letter, attempts, unacked_max, waits_of(guard))
     return GuardedCallback(consuming, rules, threads)

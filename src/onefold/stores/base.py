@@ -43,6 +43,7 @@ __all__ = [
     "Query",
     "Record",
     "Released",
+    "RowJoinable",
     "ShowsStored",
     "State",
     "Store",
@@ -172,6 +173,14 @@ class Joinable(Protocol):
 
     def transaction(self) -> Any:
         """Return a context manager for a `Transaction` that has not begun yet; on exit it gives the connection back."""
+
+
+@runtime_checkable
+class RowJoinable(Protocol):
+    """Transactions whose records are rows of the caller's own. An async store returns an async context manager."""
+
+    def row_transaction(self, record: Any) -> Any:
+        """Return what `Joinable.transaction` returns, for records in the column that this `RecordColumn` names."""
 
 
 class Query(NamedTuple):

@@ -25,14 +25,18 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class RecordColumn(NamedTuple):
     """The column of the caller's own table that *is* the record: `RecordColumn("payments", "idempotency_key")`.
 
-    It needs a unique index, and the handler has to write the row, with INSERT or INSERT ... ON CONFLICT. Deliveries of
-    one key run one after the other. With tenants, `scope` names their column, and the unique index covers both. On
-    MySQL and MariaDB the lock between deliveries is a record in Onefold's own table.
+    It needs a unique index, and the handler writes the row, with INSERT or INSERT ... ON CONFLICT. If it does not,
+    Onefold does, provided that all other columns have defaults. Deliveries of one key run one after the other. With
+    tenants, `scope` names their column, and the unique index covers both. `result` names the column in which Onefold
+    keeps what the handler returned, and `fingerprint` the one that tells a reused key from a duplicate. On MySQL and
+    MariaDB the lock between deliveries is a record in Onefold's own table.
     """
 
     table: str
     name: str
     scope: str | None = None
+    result: str | None = None
+    fingerprint: str | None = None
 
 
 # The driver's `join` for each class of connections: looking it up takes a tenth of a joined delivery.
@@ -75,16 +79,20 @@ def _join_of(kind: type) -> Callable[..., Any]:
     )
 
 
-def check_compared(record: RecordColumn | None, payload: object) -> None:
-    """Raise `UsageError` if a payload has to be compared: a caller's own row has no place for its fingerprint."""
-    if record is not None and payload is not None:
+def check_compared(record: RecordColumn | None, compared: object, option: str = "payload") -> None:
+    """Raise `UsageError` if something has to be compared, and the caller's row has no place for its fingerprint."""
+    if record is not None and record.fingerprint is None and compared is not None:
+        leave_out = "leave payload= out" if option == "payload" else f"pass {option}=None"
         raise UsageError(
-            f"record={record!r} has no place for a payload=, so another payload would not be noticed. Nothing "
-            "ran. Compare it with the row yourself, or leave record= out"
+            f"record={record!r} has no place for a {option}=, so another payload would not be noticed. Nothing "
+            f"ran. Name a column for it with RecordColumn(..., fingerprint=...), or {leave_out} and compare it with "
+            "the row yourself"
         )
 
 
-def not_unique(column: RecordColumn, wanted: Mapping[str, str], there: Collection[str]) -> UsageError:
+def not_unique(
+    column: RecordColumn, wanted: Mapping[str, str], there: Collection[str], *, unique: bool = False
+) -> UsageError:
     """Create the error for a column that cannot be the record: it does not exist, or two rows may have one key.
 
     `wanted` maps the names under which the columns would be `there`.
@@ -92,11 +100,12 @@ def not_unique(column: RecordColumn, wanted: Mapping[str, str], there: Collectio
     missing = [name for folded, name in sorted(wanted.items()) if folded not in there]
     if not there:
         message = f"there is no table {column.table} here, or this user may not see it. Check its name and its schema"
-    elif missing:
+    elif missing or unique:
         message = f"{column.table} has no column {' and no column '.join(missing)}. Check its name"
     else:
+        key = sorted(name for name in (column.name, column.scope) if name)
         message = (
-            f"{column.table} has no unique index on {' and '.join(sorted(wanted.values()))}, so two deliveries at "
+            f"{column.table} has no unique index on {' and '.join(key)}, so two deliveries at "
             "once could both write. Create one, or leave record= out"
         )
     return UsageError(f"record={column!r}: {message}. Nothing ran")
@@ -104,7 +113,14 @@ def not_unique(column: RecordColumn, wanted: Mapping[str, str], there: Collectio
 
 def checked(record: RecordColumn) -> RecordColumn:
     """Return the column, if its names are valid identifiers: they become part of a statement."""
-    for name in (record.table, record.name, record.scope):
-        if name is not None and not NAME.fullmatch(name):
+    given: object = record
+    if not isinstance(given, RecordColumn):
+        raise UsageError(f'record={given!r} has to be a RecordColumn, such as RecordColumn("payments", "payment_key")')
+    names: tuple[object, ...] = record
+    for name in names:
+        if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
             raise UsageError(f"record={record!r}: {name!r} is not the plain name of a table or column")
+    columns = [name.lower() for name in record[1:] if name is not None]
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"record={record!r}: one column has two roles. Give each its own")
     return record

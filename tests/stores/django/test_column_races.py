@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter as Counted
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 
 pytest.importorskip("django")
 
-from onefold import RecordColumn
+from onefold import TX, Guard, Outcome, RecordColumn
 from tests.stores.django.project import Counter, alias_of, ledger_at, project
 from tests.stores.sql.test_column_races import WRITES, tells_to_come_again
+from tests.stores.sql.test_row_races import AT_ONCE, EVERY_DAY, KEYS, ROUNDS, TABLES
+from tests.stores.sql.test_row_races import WRITES as WAYS
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
 
@@ -76,3 +80,46 @@ def test_two_deliveries_at_once_credit_once_and_the_later_one_is_replayed_or_com
 
     assert {tuple(found) for found in ends.values()} <= {("ran", "replayed"), ("again", "ran")}, ends
     assert (ledger.balance, len(ledger.rows("SELECT * FROM payments"))) == (10 * len(ends), len(ends))
+
+
+@pytest.mark.parametrize("rounds", [EVERY_DAY, pytest.param(ROUNDS, marks=pytest.mark.more)])
+def test_of_eight_deliveries_at_once_one_has_its_effect_and_seven_are_replays_of_it(
+    ledger: Ledger, rounds: int
+) -> None:
+    ledger.execute(TABLES[ledger.database])
+    ways = itertools.cycle(WAYS[ledger.database].items())
+    keys = {f"{name} {number}": statement for number, (name, statement) in zip(range(rounds), ways, strict=False)}
+    options = {"timeout": PATIENCE} if ledger.database == "sqlite" else {}
+
+    with alias_of(ledger.database, ledger.address, OPTIONS=options) as alias:
+        for key, ends in zip(keys, eight_at_once(alias, ledger, keys), strict=True):
+            assert Counted(end.replayed for end in ends) == {False: 1, True: AT_ONCE - 1}, (key, ends)
+            assert {end.value for end in ends} == {f"receipt of {key}"}
+
+    assert ledger.balance == 10 * rounds
+    assert ledger.rows("SELECT count(*), count(result) FROM idempotency_keys") == [(rounds, rounds)]
+
+
+def eight_at_once(alias: str, ledger: Ledger, keys: dict[str, str]) -> list[tuple[Outcome[str], ...]]:
+    """Each key in a round of its own, on the connections of eight threads."""
+    at, together = Counter(alias, ledger), threading.Barrier(AT_ONCE)
+    with Guard(f"django://{alias}") as guard:
+
+        @guard.transactional("pay", key="key", record=KEYS)
+        def pay(key: str, *, tx: Any = TX) -> str:
+            if keys[key]:
+                at.execute(keys[key].format(key=key))
+            at.add()
+            return f"receipt of {key}"
+
+        def work(_: int) -> list[Outcome[str]]:
+            try:
+                return [pay.outcome(key) for key in keys if together.wait(PATIENCE) >= 0]
+            except BaseException:
+                together.abort()
+                raise
+            finally:
+                at.connection.close()
+
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(zip(*threads.map(work, range(AT_ONCE)), strict=True))

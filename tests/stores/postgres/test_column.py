@@ -212,7 +212,7 @@ def test_a_key_that_is_longer_than_its_column_is_not_cut(worker: Worker, url: st
         connection.execute("INSERT INTO short VALUES ('abc')")
     handler = Handler()
 
-    with pytest.raises(UsageError, match="has to write the row"):
+    with pytest.raises(UsageError, match="short does not take what has to be written into key"):
         inside(worker, lambda caller: caller.within("abcd", handling(handler), RecordColumn("short", "key")))
 
     assert handler.starts == 1

@@ -17,7 +17,7 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from onefold import AsyncGuard, Guard, Policy, StoreUnavailable
+from onefold import TX, AsyncGuard, Guard, Policy, RecordColumn, StoreUnavailable
 from onefold._model import Address, Claim, Close, Ending, Entry, Record, Released, State
 from onefold.stores.base import Query
 from onefold.stores.postgres import open_async_store, open_store
@@ -87,6 +87,30 @@ def test_a_commit_that_is_cut_has_one_effect_and_its_outcome_is_known(
     assert (balance(url), records(url)) == (20, ["earlier", "m1"])
     again = worker.transactional("m1", add)
     assert (again.replayed, again.value) == (True, value)
+
+
+@pytest.mark.parametrize("executed", [True, False])
+def test_a_commit_that_is_cut_is_known_by_the_row_that_is_the_record(proxy: Proxy, url: str, executed: bool) -> None:
+    with another(url) as connection:
+        connection.execute("CREATE TABLE keys (key text PRIMARY KEY, result jsonb)")
+    starts: list[str] = []
+
+    with Guard(proxy.url()) as guard:
+
+        @guard.transactional("pay", key="key", record=RecordColumn("keys", "key", result="result"), fingerprint=None)
+        def pay(key: str, *, tx: Any = TX) -> str:
+            starts.append(key)
+            tx.execute("UPDATE wallet SET balance = balance + 10 WHERE account = 'asha'")
+            return f"receipt {len(starts)}"
+
+        pay("earlier")
+        fault = (proxy.cut_after if executed else proxy.cut_before)(b"COMMIT")
+        outcome = pay.outcome("m1")
+
+    assert fault.reached.is_set()
+    assert (outcome.value, outcome.replayed) == (("receipt 2", True) if executed else ("receipt 3", False))
+    assert rows(url, "SELECT count(*) FROM keys") == [(2,)]
+    assert len(starts) == (2 if executed else 3)
 
 
 def test_the_commit_of_a_remembered_failure_that_is_cut_is_known_too(worker: Worker, proxy: Proxy, url: str) -> None:

@@ -128,7 +128,8 @@ def _through_sqlalchemy(database: str, scheme: str, kind: str, create: Callable[
     options: dict[str, Any] = {"connect_args": {"ssl_disabled": True}} if scheme.endswith("pymysql") else {}
 
     def source(url: str) -> Any:
-        return _source(create(_as(url, scheme), **options), kind)
+        # As many as deliver at once: further ones would be opened and closed for each delivery.
+        return _source(create(_as(url, scheme), pool_size=8, **options), kind)
 
     def connect(url: str) -> Any:
         return _opened(create(_as(url, scheme), **options), kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,9 +10,10 @@ from functools import partial
 
 import pytest
 from sqlalchemy import exc, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from onefold import Policy, RecordColumn, UsageError
+from onefold import TX, AsyncGuard, Guard, Policy, RecordColumn, UsageError
 from tests.stores.sqlalchemy.wallet import (
     ALL,
     TILLS,
@@ -196,6 +198,52 @@ def test_an_object_that_is_not_flushed_yet_is_a_row_too(on: AnyDesk, ledger: Led
         on.commit()
 
     assert paid(ledger) == ["pay_1"]
+
+
+def test_an_object_that_is_not_flushed_yet_is_a_row_in_a_transaction_of_the_guards_too(ledger: Ledger) -> None:
+    engine = ledger.engine()
+    with Guard(sessionmaker(engine)) as guard:
+
+        @guard.transactional("pay", key="key", record=PAYMENT, fingerprint=None)
+        def pay_by_object(key: str, *, tx: Session = TX) -> None:
+            tx.add(payment())
+
+        assert [pay_by_object.outcome("pay_1").replayed for _ in range(2)] == [False, True]
+    engine.dispose()
+
+    assert paid(ledger) == ["pay_1"]
+
+
+def test_an_async_session_is_flushed_in_a_transaction_of_the_guards_too(ledger: Ledger) -> None:
+    async def story() -> list[bool]:
+        engine = ledger.async_engine()
+        async with AsyncGuard(async_sessionmaker(engine)) as guard:
+
+            @guard.transactional("pay", key="key", record=PAYMENT, fingerprint=None)
+            async def pay_by_object(key: str, *, tx: AsyncSession = TX) -> None:
+                tx.add(payment())
+
+            replayed = [(await pay_by_object.outcome("pay_1")).replayed for _ in range(2)]
+        await engine.dispose()
+        return replayed
+
+    assert asyncio.run(story()) == [False, True]
+    assert paid(ledger) == ["pay_1"]
+
+
+def test_an_object_whose_row_a_stranger_has_written_meanwhile_is_a_replay_and_no_error(ledger: Ledger) -> None:
+    if ledger.database == "sqlite":
+        pytest.skip("SQLite has one writer: a stranger waits")
+    engine = ledger.engine()
+    with Guard(sessionmaker(engine)) as guard:
+
+        @guard.transactional("pay", key="key", record=PAYMENT, fingerprint=None)
+        def pay_by_object(key: str, *, tx: Session = TX) -> None:
+            ledger.execute("INSERT INTO payments VALUES ('pay_1', '', 1)")
+            tx.add(payment())
+
+        assert pay_by_object.outcome("pay_1").replayed
+    engine.dispose()
 
 
 @pytest.mark.parametrize("value", [None, "paid"])

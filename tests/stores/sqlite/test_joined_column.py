@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold import Guard, RecordColumn, UsageError
+from onefold import Guard, KeyReused, RecordColumn, UsageError
 from tests.support import PATIENCE, Handler
 from tests.wallet import Awaiting, Blocking, Worker, never_opened, rows, tables
 
@@ -46,6 +46,22 @@ def test_the_row_is_the_record_and_a_duplicate_does_not_run(
     assert (second.value_or(None), second.replayed, second.omitted) == (None, True, True)
     assert paid(path) == ["pay_1"]
     assert "onefold_records" not in tables(path)
+
+
+def test_a_row_with_a_place_for_them_replays_its_result_and_refuses_another_payload(
+    worker: Worker, connection: sqlite3.Connection
+) -> None:
+    connection.execute("CREATE TABLE requests (number TEXT PRIMARY KEY, answer TEXT, print TEXT)")
+    record = RecordColumn("requests", "number", result="answer", fingerprint="print")
+
+    with connection:
+        worker.within(connection, "r1", lambda: "answered", record, payload={"amount": 5})
+    with connection:
+        again = worker.within(connection, "r1", lambda: "again", record, payload={"amount": 5})
+    with connection, pytest.raises(KeyReused):
+        worker.within(connection, "r1", lambda: "another", record, payload={"amount": 9})
+
+    assert (again.value, again.replayed) == ("answered", True)
 
 
 def test_a_rollback_takes_the_row_back_and_the_next_delivery_runs(

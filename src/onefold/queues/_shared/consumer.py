@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
-from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, UsageError
+from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, RecordColumn, UsageError
 from onefold._checks import with_article
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.health.first_use import first_use_of
 from onefold.queues._shared.logs import address_of
-from onefold.queues._shared.options import WAIT, check, check_arguments, named_like, takes_tx
+from onefold.queues._shared.options import WAIT, check, check_arguments, check_record, named_like, takes_tx
 from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, Verdict, of_error, of_state
 from onefold.queues.keys import KeyOf, Message, PayloadOf, can_be_compared, checked, checked_payload, usable
 from onefold.stores.base import Address
@@ -65,9 +65,11 @@ class _Prepared(Generic[G]):
         missing_key: MissingKeyRule = "never",
         policy: Policy | None = None,
         payload: PayloadOf | None = None,
+        record: RecordColumn | None = None,
     ) -> None:
         check(guard, self.takes, operation, handler, missing_key=missing_key, policy=policy, is_async=self.is_async)
         check_arguments(handler)
+        check_record(record, handler, missing_key, payload)
         self._guard: G = guard
         self._first_use = first_use_of(guard)
         self._operation = operation
@@ -76,6 +78,7 @@ class _Prepared(Generic[G]):
         self._payload = checked_payload(payload)
         self._runs_without_key = missing_key == "run"
         self._policy = guard.policy.replace(wait=WAIT) if policy is None else policy
+        self._record = record
         # Errors of a guard from a file (unknown operation, wrong mode) are raised now, not for each message.
         (guard.transactional if takes_tx(handler) else guard.idempotent)(operation, key="key")
         # A batch may work in a transaction of the caller's; otherwise `check_transactions` refuses such a store.
@@ -86,7 +89,7 @@ class _Prepared(Generic[G]):
 
     def _transactional(self) -> Callable[..., Any]:
         guarded: Any = self._guard.transactional(
-            self._operation, key="key", fingerprint=self._compared, policy=self._policy
+            self._operation, key="key", fingerprint=self._compared, policy=self._policy, record=self._record
         )
         return guarded(named_like(self._handler, self._with_transaction()))  # type: ignore[no-any-return]
 
@@ -104,7 +107,8 @@ class _Prepared(Generic[G]):
             self._read(call, message)
             if call.key is None and not self._runs_without_key:
                 return NO_KEY
-            if not self._first_use.is_over and call.key is not None:
+            # A row of the caller's is in no table of ours.
+            if not self._first_use.is_over and call.key is not None and self._record is None:
                 yield from self._first_use.check(self._guard, self._policy)
             yield partial(self._run, call)
         except MissingKey as error:

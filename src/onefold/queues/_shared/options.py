@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from onefold import AsyncGuard, Guard, Policy, UsageError
+from onefold import AsyncGuard, Guard, Policy, RecordColumn, UsageError
 from onefold._checks import STANDS_FOR
 from onefold._model.policy import check_fields
 from onefold.keys import checked_operation
 from onefold.stores.opening import without_transactions
+from onefold.transactions import check_compared
 
 # How long a running duplicate waits in place, in seconds: that is cheaper than another delivery.
 WAIT: Final = 5.0
@@ -95,6 +96,19 @@ def check_transactions(guard: Any, handler: Callable[..., Any]) -> None:
             f"the handler takes tx, and {kind} has no transactions of its own: take a store in your database, such as "
             "sqlite:///app.db, or leave tx out"
         )
+
+
+def check_record(
+    record: RecordColumn | None, handler: Callable[..., Any], missing_key: str, payload: object = None
+) -> None:
+    """Refuse a row as the record where there is no transaction for it, no key, or no place for the payload."""
+    if record is None:
+        return
+    if not takes_tx(handler):
+        raise UsageError(f"record={record!r} is a row in the transaction of the work: the handler has to take tx")
+    if missing_key == "run":
+        raise UsageError(f"record={record!r} has no row without a key, which missing_key='run' allows")
+    check_compared(record, payload)
 
 
 def check_arguments(handler: Callable[..., Any]) -> None:

@@ -13,7 +13,16 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from onefold import AsyncGuard, Guard, NotInTransaction, OnefoldError, Policy, StoreUnavailable, UsageError
+from onefold import (
+    AsyncGuard,
+    Guard,
+    NotInTransaction,
+    OnefoldError,
+    Policy,
+    RecordColumn,
+    StoreUnavailable,
+    UsageError,
+)
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.current import NotOneDelivery, in_batch
 from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
@@ -64,6 +73,7 @@ class TransactionalBatches:
         missing_key: MissingKeyRule,
         policy: Policy | None,
         payload: PayloadOf | None = None,
+        record: RecordColumn | None = None,
     ) -> None:
         _check_transaction(transaction)
         if not takes_tx(handler):
@@ -80,6 +90,7 @@ class TransactionalBatches:
         self._missing_key = missing_key
         self._payload = payload
         self._policy = policy
+        self._record = record
         # Whether a transaction was seen to commit.
         self._commits = False
 
@@ -142,28 +153,31 @@ class TransactionalBatches:
         sort = Sorted(deliveries, self._key, self._missing_key, self._payload)
         with _opening():
             tx = yield begin
+        rows = None if self._record is None else self._rows(tx, sort)
         with _asking():
-            new = sort.take_fresh((yield partial(self._fresh, tx, sort)))
+            new = sort.take_fresh((yield partial(self._fresh, tx, sort) if rows is None else rows.fresh))
         if new:
             messages = [deliveries[number].native for number in new]
             with in_batch():
                 yield lambda: end(self._handler(messages, tx=tx))
+        if rows is not None:
+            yield rows.prove
         if then is not None:
             yield partial(then, tx, sort.finished)
         return sort
 
     def _is_there(self, key: str) -> bool:
-        if isinstance(self._guard.store, Joinable):
+        if self._record is None and isinstance(self._guard.store, Joinable):
             return self._guard.read(self._operation, key) is not None
         with _opening(), self._transaction() as tx:
-            return join(tx, None, is_async=False).read(self._address(key)) is not None
+            return join(tx, self._record, is_async=False).read(self._address(key)) is not None
 
     async def _is_there_async(self, key: str) -> bool:
-        if isinstance(self._guard.store, Joinable):
+        if self._record is None and isinstance(self._guard.store, Joinable):
             return await self._guard.read(self._operation, key) is not None
         with _opening():
             async with self._transaction() as tx:
-                return await join(tx, None, is_async=True).read(self._address(key)) is not None
+                return await join(tx, self._record, is_async=True).read(self._address(key)) is not None
 
     def _not_committed(self) -> UsageError:
         """Return the error of a missing commit.
@@ -182,6 +196,12 @@ class TransactionalBatches:
             payload=sort.payload,
             policy=self._policy,
         )
+
+    def _rows(self, tx: Any, sort: Sorted) -> Any:
+        """Return the batch whose records are rows that the handler writes."""
+        keys = sort.keys
+        joined = self._guard.within(tx, record=self._record)
+        return joined._sort_out_rows(self._operation, list(keys), keys.__getitem__, sort.payload, self._policy)
 
     def _address(self, key: str) -> Address:
         return address_of(self._guard, self._operation, key)

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from onefold import ClaimLost, Guard, MissingKey, Policy, UsageError
+from onefold import ClaimLost, Guard, MissingKey, Policy, RecordColumn, UsageError
 from onefold.queues._shared.consumer import MissingKeyRule
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.verdict import HandlerRaised, Later, Never, of_error
@@ -52,6 +52,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
     policy: Policy | None = None
     fingerprint: Any = "*"
     scope: Any = None
+    record: RecordColumn | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -64,7 +65,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         self._transactional = takes_tx(self.run)
         self._policy = policy
         self._has_warned = False
-        celery_worker.checks(kind.guard)
+        celery_worker.checks(kind.guard, kind.record)
 
         @functools.wraps(self.run)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +73,9 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
             # Wrapped by `autoretry_for` by now: its Retry has to release the claim.
             return self.run(*args, **kwargs)
 
-        way = kind.guard.transactional if self._transactional else kind.guard.idempotent
+        way: Any = kind.guard.idempotent
+        if self._transactional:
+            way = functools.partial(kind.guard.transactional, record=kind.record)
         known = functools.partial(
             way,
             kind.operation,
@@ -123,7 +126,8 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
             return self.run(*args, **kwargs)
         scope = celery_task.scope_of(self, args, kwargs)
         request.update({KEY: uuid() if key is None else key, SCOPE: scope})
-        celery_worker.check_first(self.guard, self._policy)
+        if self.record is None:
+            celery_worker.check_first(self.guard, self._policy)
         # A retry, and a task that replaces itself, may have other arguments under the same key.
         changed = request.retries or request.replaced_task_nesting
         return (self._again if changed else self._first)(*args, **kwargs)
@@ -165,13 +169,14 @@ def guarded(
 
     `key` is the name of an argument, or one of `onefold.queues.keys`; by default the header. `scope` names the
     argument that is the tenant, or several, or is a function of the arguments. `fingerprint` names the arguments that
-    must be the same under one key. `docs/queues/celery.md` explains each; all others are Celery's.
+    must be the same under one key. `record` is a row of your own that is the record, for a task with `tx`.
+    `docs/queues/celery.md` explains each; all others are Celery's.
     """
 
     def decorate(handler: Callable[..., Any]) -> OnefoldTask:
         # Celery creates the task later, when the app is used; errors are raised now.
         celery_options.prepared(guard, operation, handler, base, options)
-        celery_worker.checks(guard)
+        celery_worker.checks(guard, options.get("record", base.record))
         made: Callable[..., OnefoldTask] = app.task(base=base, guard=guard, operation=operation, **options)
         return made(handler)
 

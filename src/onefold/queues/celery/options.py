@@ -12,11 +12,11 @@ from celery.exceptions import Ignore, Reject, Retry
 from onefold import Guard, Policy, PolicyFields, UsageError
 from onefold._checks import did_you_mean
 from onefold.queues import keys
-from onefold.queues._shared.options import check, check_options, check_transactions, policy_of, takes_tx
+from onefold.queues._shared.options import check, check_options, check_record, check_transactions, policy_of, takes_tx
 from onefold.queues.keys import KeyOf
 
 # The options of `guarded` in addition to Celery's.
-OPTIONS: Final = ("key", "missing_key", "require_key", "policy", "fingerprint", "scope")
+OPTIONS: Final = ("key", "missing_key", "require_key", "policy", "fingerprint", "scope", "record")
 
 # And those of a policy, as attributes of a base class or as options of `guarded`.
 FIELDS: Final = tuple(PolicyFields.__optional_keys__)
@@ -63,8 +63,14 @@ def prepared(guard: Any, operation: str, run: Callable[..., Any], base: Any, opt
                 and (meant := did_you_mean(option, (*OPTIONS, *FIELDS), ALIKE))
             ):
                 raise UsageError(f"unknown option {option!r}{meant}")
-        # A guard from a file refuses an operation that is not in it.
-        (guard.transactional if takes_tx(run) else guard.idempotent)(operation, key="key")
+        check_record(given["record"], run, given["missing_key"])
+        # A guard from a file refuses an operation that is not in it, and a row what it has no place for.
+        if takes_tx(run):
+            guard.transactional(
+                operation, key="key", fingerprint=given["fingerprint"], record=given["record"], policy=policy
+            )
+        else:
+            guard.idempotent(operation, key="key")
         return _key_of(given["key"], run)
 
 

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from celery.signals import worker_init
 
-from onefold import Guard, Policy
+from onefold import Guard, Policy, RecordColumn
 from onefold._concurrency.generators import run
 from onefold.health.first_use import first_use_of
 from onefold.health.startup import StoreProblems
@@ -15,9 +15,10 @@ from onefold.health.startup import StoreProblems
 _guards: WeakSet[Guard] = WeakSet()
 
 
-def checks(guard: Guard) -> None:
-    """Remember a guard whose stores are checked when a worker starts."""
-    _guards.add(guard)
+def checks(guard: Guard, record: RecordColumn | None) -> None:
+    """Remember a guard whose stores are checked when a worker starts. A row of the caller's is in no table of ours."""
+    if record is None:
+        _guards.add(guard)
 
 
 def check_first(guard: Guard, policy: Policy) -> None:

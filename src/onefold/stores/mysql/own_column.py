@@ -9,17 +9,15 @@ day: a transaction with an older snapshot does not see a row committed since, bu
 looks at the row itself. Only the row tells what is done.
 """
 
-# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
-
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NoReturn
 
-from onefold._model import OPERATION_MAX, Address, Claim, Ending, Entry, Record, State
-from onefold.errors import InProgress
+from onefold._model import OPERATION_MAX, Address, Claim, Entry, Record, State
+from onefold.errors import InProgress, OnefoldError
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores.sql.dialect import Dialect, SqlFlow
-from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
+from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Row, Rows, causes
 from onefold.transactions import RecordColumn
 
 CATALOG: Final = Catalog(
@@ -27,9 +25,20 @@ CATALOG: Final = Catalog(
     "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table AND non_unique = 0",
     columns="SELECT column_name, CONCAT(column_type, COALESCE(CONCAT(' COLLATE ', collation_name), '')) "
     "FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table",
+    # MariaDB shows the default of a column that may be NULL as a word.
+    unfilled="SELECT column_name FROM information_schema.columns "
+    "WHERE table_schema = _utf8mb4 :schema AND table_name = _utf8mb4 :table "
+    "AND COALESCE(column_default, 'NULL') = 'NULL' "
+    "AND INSTR(extra, 'auto_increment') = 0 AND INSTR(extra, 'GENERATED') = 0",
     quote="`",
     equal="{column} = _utf8mb4 :{name}",
     exact="CAST(CONVERT({column} USING utf8mb4) AS BINARY) = :{name}",
+    value="_utf8mb4 :{name}",
+    read="CAST(CONVERT({column} USING utf8mb4) AS BINARY)",
+    # An introducer does not stand before NULL.
+    write="CONVERT(:{name} USING utf8mb4)",
+    write_json="CONVERT(:{name} USING utf8mb4)",
+    write_bytes=":{name}",
 )
 
 # Longer than any transaction that may have an older snapshot.
@@ -38,8 +47,15 @@ TTL: Final = 86_400.0
 # The other transaction took longer than innodb_lock_wait_timeout.
 WAITED: Final = 1205
 
+# Too long, out of range, of another form, no JSON, a CHECK of MySQL and of MariaDB.
+UNFIT: Final = frozenset({1264, 1265, 1366, 1406, 3140, 3819, 4025})
+
 # Reads committed rows, whatever the transaction's snapshot shows.
 SHARED: Final = " LOCK IN SHARE MODE"
+
+
+class Unclear(OnefoldError):
+    """The row is there, and nobody can tell whether the handler has written it."""
 
 
 class MysqlRows(Rows):
@@ -58,7 +74,7 @@ class MysqlRows(Rows):
     def upgrade(self, version: int) -> SqlFlow[None]:
         return self._records.upgrade(version)
 
-    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[Row | None]:
         # Before the lock: at REPEATABLE READ the first read of a table fixes the snapshot for all later ones, and this
         # read does not.
         yield from self._find()
@@ -69,28 +85,32 @@ class MysqlRows(Rows):
                 raise
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER) from error
 
-    def _locked(self, entry: Entry) -> SqlFlow[bool]:
+    def _locked(self, entry: Entry) -> SqlFlow[Row | None]:
         ours = Entry(address=self._address_of_ours(entry.address), token=entry.token, state=State.DONE, ttl=TTL)
         found = yield from self._records.claim_joined(ours)
         if found is None:
             return (yield from self._is_there(entry.address))
         # Another delivery has left its record, and perhaps no row.
-        if (yield from self._is_there(entry.address, SHARED)):
-            return True
+        row = yield from self._is_there(entry.address, SHARED)
+        if row is not None:
+            return row
         replacing = found if isinstance(found, Record) else None
         if (yield from self._records.claim_joined(ours, replacing)) is not None:
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER)
-        return False
+        return None
 
-    def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
-        if not (yield from self.unmark(claim)):
-            return False
-        if (yield from self._is_there(claim.address)):
-            return True
-        # A snapshot hides another delivery's row.
-        if (yield from self._is_there(claim.address, SHARED)):
-            raise self._written_by_another(claim.address)
-        raise self._unwritten(claim.address)
+    def _refuse_unwritten(self, address: Address, unfilled: list[str]) -> SqlFlow[NoReturn]:
+        # A snapshot may hide another delivery's row.
+        if (yield from self._is_there(address, SHARED)) is not None:
+            raise self._written_by_another(address)
+        yield from super()._refuse_unwritten(address, unfilled)
+        raise AssertionError("it was refused")
+
+    def _is_duplicate(self, error: BaseException) -> bool:
+        return number_of(error) == DUPLICATE
+
+    def _refuses_value(self, error: BaseException) -> bool:
+        return number_of(error) in UNFIT
 
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT
@@ -99,9 +119,9 @@ class MysqlRows(Rows):
         # A duplicate may be another delivery's row, hidden by a snapshot, or the handler's own mistake.
         if not any(number_of(seen) == DUPLICATE for seen in causes(error)):
             return
-        if (yield from self._is_there(claim.address)):
-            return
-        if (yield from self._is_there(claim.address, SHARED)):
+        if (yield from self._is_there(claim.address)) is not None:
+            raise Unclear(self._column.table)
+        if (yield from self._is_there(claim.address, SHARED)) is not None:
             raise self._written_by_another(claim.address) from error
 
     def _address_of_ours(self, address: Address) -> Address:

@@ -4,7 +4,7 @@ Both end by themselves with the transaction, or with a savepoint that is rolled 
 """
 
 # ruff: noqa: S608 - the names in the statements were checked by `RecordColumn`, and are never values
-# ruff: noqa: ARG002 - a row of the caller's has no leases, no memories and no place for a result
+# ruff: noqa: ARG002 - a row of the caller's has no leases and no memories
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from onefold._model import Address, Claim, Ending, Entry
 from onefold.errors import InProgress
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Rows, causes
+from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Row, Rows, causes
 
 # The type for a cast is without its length (-1): a cast to char(3) would turn `abcd` into `abc`.
 CATALOG: Final = Catalog(
@@ -28,9 +28,19 @@ CATALOG: Final = Catalog(
     "AND one.indisunique AND one.indisvalid AND one.indpred IS NULL AND place.nth <= one.indnkeyatts",
     columns="SELECT CAST(attname AS text), format_type(atttypid, atttypmod) FROM pg_attribute "
     "WHERE attnum > 0 AND NOT attisdropped AND attrelid = to_regclass(quote_ident(CAST(:table AS text)))",
+    unfilled="SELECT CAST(attname AS text) FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped AND NOT atthasdef "
+    "AND attidentity = '' "
+    "AND attrelid = to_regclass(quote_ident(CAST(:schema AS text)) || '.' || quote_ident(CAST(:table AS text)))",
     quote='"',
     equal="{column} = CAST(CAST(:{name} AS text) AS {type})",
     exact='CAST({column} AS text) COLLATE "C" = CAST(:{name} AS text)',
+    value="CAST(CAST(:{name} AS text) AS {type})",
+    read="CAST({column} AS text)",
+    # Without a cast to the type itself, which would cut a text that is too long.
+    write="CAST(:{name} AS text)",
+    write_json="CAST(CAST(:{name} AS text) AS {type})",
+    write_bytes="CAST(:{name} AS bytea)",
+    unless_there=" ON CONFLICT DO NOTHING",
     folds_case=False,
 )
 
@@ -38,6 +48,9 @@ CATALOG: Final = Catalog(
 KEEPING: Final = ("text", "character varying")
 
 UNIQUE_VIOLATION: Final = "23505"
+
+# A value that is too long or of another form, and one that a CHECK refuses.
+UNFIT: Final = ("22", "23514")
 
 # A setting that ends with the transaction, or is undone with a savepoint, holds the marks of the open claims.
 CLAIMS: Final = "coalesce(current_setting('onefold.claims', true), '')"
@@ -71,15 +84,15 @@ class PostgresRows(Rows):
 
     catalog = CATALOG
 
-    def _was_written(self, entry: Entry) -> SqlFlow[bool]:
+    def _was_written(self, entry: Entry) -> SqlFlow[Row | None]:
         address = entry.address
         locking = SqlRequest(LOCKING, {"number": self._number(address), "mark": _mark(entry.token)}, rows=True)
-        locked, unique = yield [locking, self._finding()]
-        yield from self._take(unique)
+        locked, *found = yield [locking, *self._finding()]
+        yield from self._take(*found)
         yield from self._check_kept(address)
         # In a statement of its own: it sees what was committed during the wait for the lock.
         there = yield from self._is_there(address)
-        if not there and not locked.rows[0][0]:
+        if there is None and not locked.rows[0][0]:
             raise InProgress.about(address, retry_after=RETRY_AFTER)
         return there
 
@@ -109,12 +122,17 @@ class PostgresRows(Rows):
         if not inside:
             return False
         if exact is None:
-            raise self._unwritten(claim.address)
+            yield from self._write(claim.address, ending)
+            return True
         if not exact:
             yield from self._refuse_merged(claim.address)
         if not own:
             raise self._written_by_another(claim.address)
+        yield from self._fill(claim.address, ending)
         return True
+
+    def _refuses_value(self, error: BaseException) -> bool:
+        return (_code(error) or "").startswith(UNFIT)
 
     # No savepoint: each would be a subtransaction with a number of its own.
 
@@ -131,16 +149,20 @@ class PostgresRows(Rows):
         for seen in causes(error):
             # asyncpg has the attributes on the error itself, psycopg on its `diag`.
             told: Any = getattr(seen, "diag", seen)
-            code = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
             table, index = getattr(told, "table_name", None), getattr(told, "constraint_name", None)
-            if code == UNIQUE_VIOLATION and table == self._column.table and index in self._found.indexes:
+            if _code(seen) == UNIQUE_VIOLATION and table == self._column.table and index in self._found.indexes:
                 raise self._written_by_another(claim.address) from error
         yield from ()
 
     def _number(self, address: Address) -> int:
         """Return the number of the lock. Two keys with one number only wait for each other needlessly."""
-        parts = (*self._column, address.scope, address.key)
+        column = self._column
+        parts = (column.table, column.name, column.scope, address.scope, address.key)
         return int.from_bytes(sha256(b"\0".join(str(part).encode() for part in parts)).digest()[:8], signed=True)
+
+
+def _code(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def _mark(token: bytes) -> str:

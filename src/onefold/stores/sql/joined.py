@@ -40,6 +40,7 @@ from onefold.stores.sql.joined_rules import (
     tell_no_savepoint,
 )
 from onefold.stores.sql.pool import inherited, run_on, run_on_async
+from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
 
@@ -123,6 +124,8 @@ class TransactionRules(SqlFlows):
 
     # None before the first transaction begins.
     conn: Any = None
+    # Whether the records are rows that the handler writes: pending changes of a session have to be sent first.
+    _reads_the_work = False
     # Enter the pool's context manager, and keep the connection until it is returned.
     _enter: Callable[[Any], Any]
     _lent: Any
@@ -143,6 +146,11 @@ class TransactionRules(SqlFlows):
         No caller can commit after such an error: the transaction is ours, and is rolled back.
         """
         return is_known(error, self.database)
+
+    def keep_in_rows(self, column: RecordColumn) -> None:
+        """Let the caller's own rows be the records of this transaction."""
+        self.database = self.database._replace(sql=self.database.sql.rows_of(column))
+        self._reads_the_work = True
 
     def let_go(self) -> Any:
         """Return the connection to the pool."""
@@ -181,7 +189,9 @@ class TransactionRules(SqlFlows):
 
     def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
         self._check = None
-        return super()._finish(claim, ending)
+        if self._reads_the_work and hasattr(self.conn, "flush"):
+            yield self.conn.flush
+        return (yield from super()._finish(claim, ending))
 
     def _commit(self) -> Flow[Commit]:
         self._check_transaction_status()

@@ -34,6 +34,7 @@ from onefold.stores.sql.joined_rules import is_known
 from onefold.stores.sql.locked import Leases, all_known
 from onefold.stores.sql.pool import reserve, run_on, run_on_async
 from onefold.stores.sql.tables import ensure
+from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
 
@@ -196,6 +197,10 @@ class SqlRules:
             yield partial(self._run_heard, self._send(self._meet, self._pool, look=False))
             self._looked = True
 
+    def _needs_tables(self, record: RecordColumn) -> bool:
+        """Return whether our tables are needed although the caller's own rows are the records."""
+        return self.database.sql.rows_of(record).needs_tables
+
     def _meet(self, connection: Any) -> Flow[None]:
         return ensure(self.database, connection)
 
@@ -275,12 +280,19 @@ class SqlStore(SqlRules):
         """Return whether the tables exist. Create and change nothing."""
         return run(self._send(lambda _: self.database.sql.schema_version(), self._pool, look=False)) > 0
 
-    @passing
-    def transaction(self) -> Iterator[SqlTransaction]:
+    def transaction(self) -> Any:
         """Open a transaction in this database, on connections that are not shared meanwhile."""
-        if not self._looked:
+        return self.row_transaction(None)
+
+    @passing
+    def row_transaction(self, record: RecordColumn | None) -> Iterator[SqlTransaction]:
+        """Open a transaction whose records are the caller's own rows; with None they are ours."""
+        needs_tables = record is None or self._needs_tables(record)
+        if needs_tables and not self._looked:
             run(self._look())
         transaction = self._new_transaction()
+        if record is not None:
+            transaction.keep_in_rows(record)
         try:
             yield transaction
         except StoreUnavailable as error:
@@ -288,7 +300,8 @@ class SqlStore(SqlRules):
             raise
         finally:
             transaction.let_go()
-        run(self._purge_a_little())
+        if needs_tables:
+            run(self._purge_a_little())
 
     def close(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""
@@ -350,12 +363,19 @@ class AsyncSqlStore(SqlRules):
         """Run statements that only read tables which are not ours. Ours are neither looked for nor created."""
         return await run_async(self._ask(flow_of))
 
-    @passing_async
-    async def transaction(self) -> AsyncIterator[AsyncSqlTransaction]:
+    def transaction(self) -> Any:
         """Open a transaction in this database, on connections that are not shared meanwhile."""
-        if not self._looked:
+        return self.row_transaction(None)
+
+    @passing_async
+    async def row_transaction(self, record: RecordColumn | None) -> AsyncIterator[AsyncSqlTransaction]:
+        """Open a transaction whose records are the caller's own rows; with None they are ours."""
+        needs_tables = record is None or self._needs_tables(record)
+        if needs_tables and not self._looked:
             await run_async(self._look())
         transaction = self._new_transaction()
+        if record is not None:
+            transaction.keep_in_rows(record)
         try:
             yield transaction
         except StoreUnavailable as error:
@@ -363,7 +383,8 @@ class AsyncSqlStore(SqlRules):
             raise
         finally:
             await transaction.let_go()
-        await heard(run_async(self._purge_a_little()))
+        if needs_tables:
+            await heard(run_async(self._purge_a_little()))
 
     async def aclose(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""

@@ -68,6 +68,10 @@ class AsyncConnectionShell:
     async def run(self, statement: str) -> None:
         await _in_greenlet(self.sync.run, statement)
 
+    async def flush(self) -> None:
+        assert isinstance(self.sync, StoresConnection), "a caller's connection flushes its session itself"
+        await _in_greenlet(self.sync.flush)
+
     async def commit(self) -> None:
         await _in_greenlet(self.sync.commit)
 

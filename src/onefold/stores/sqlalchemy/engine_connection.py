@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
 from onefold.errors import NotInTransaction
 from onefold.stores.reserved import connecting
@@ -105,6 +106,11 @@ class StoresConnection:
 
     def run(self, statement: str) -> None:
         self._open.run(statement)
+
+    def flush(self) -> None:
+        """Send the pending changes of a session."""
+        if isinstance(self._open.held, Session):
+            self._open.held.flush()
 
     def commit(self) -> None:
         self._open.commit()

@@ -34,6 +34,7 @@ from onefold.stores.sqlite.urls import parsed
 if TYPE_CHECKING:
     from onefold.stores.sql.connection import Database
     from onefold.stores.sqlite.joined import AsyncSqliteTransaction, SqliteTransaction
+    from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
 
@@ -185,19 +186,28 @@ class SqliteStore:
         if due:
             self.purge_batches(due)
 
+    def row_transaction(self, record: RecordColumn) -> Any:
+        """Open a transaction whose records are the caller's own rows: there is nothing to purge."""
+        return self.transaction_alone(record)
+
     @passing
-    def transaction_alone(self) -> Iterator[SqliteTransaction]:
+    def transaction_alone(self, record: RecordColumn | None = None) -> Iterator[SqliteTransaction]:
         """Open a transaction without the background purge after it."""
-        with self.lent() as conn, self.transaction_on(conn) as transaction:
+        with self.lent() as conn, self.transaction_on(conn, record) as transaction:
             yield transaction
 
     @passing
-    def transaction_on(self, conn: SqliteConnection) -> Iterator[SqliteTransaction]:
+    def transaction_on(self, conn: SqliteConnection, record: RecordColumn | None = None) -> Iterator[SqliteTransaction]:
         """Return a transaction on a connection borrowed for it."""
         from onefold.stores.sqlite.joined import SqliteTransaction
 
         with conn.held() as records:
-            yield SqliteTransaction(records, self.path, self.patience)
+            if record is None:
+                yield SqliteTransaction(records, self.path, self.patience)
+                return
+            from onefold.stores.sqlite.own_column import RowTransaction
+
+            yield RowTransaction(records, self.path, self.patience, record)
 
     @passing
     def lent(self) -> Iterator[SqliteConnection]:
@@ -308,15 +318,21 @@ class AsyncSqliteStore:
     @passing_async
     async def transaction(self) -> AsyncIterator[AsyncSqliteTransaction]:
         """Open a transaction in this file. The handler's statements run in the event loop's own thread."""
+        async with self.row_transaction(None) as transaction:
+            yield transaction
+        due = self.sync.batches_due()
+        if due:
+            await self._writer.request(self.sync.purge_batches, due)
+
+    @passing_async
+    async def row_transaction(self, record: RecordColumn | None) -> AsyncIterator[AsyncSqliteTransaction]:
+        """Open a transaction whose records are the caller's own rows, or ours, without a purge after it."""
         from onefold.stores.sqlite.joined import AsyncSqliteTransaction
 
         with self.sync.lent() as conn:
             await self._open(conn)
-            with self.sync.transaction_on(conn) as transaction:
+            with self.sync.transaction_on(conn, record) as transaction:
                 yield AsyncSqliteTransaction(transaction)
-        due = self.sync.batches_due()
-        if due:
-            await self._writer.request(self.sync.purge_batches, due)
 
     async def _open(self, conn: SqliteConnection) -> None:
         """Open the file if needed, waiting for other writers because the tables may have to be created."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from onefold._concurrency.generators import run
@@ -104,3 +105,14 @@ class Records:
         if ":now" in statement:
             values = values | {"now": self._clock()}
         return cursor.execute(statement, values)
+
+
+@contextmanager
+def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """Return text as `str` meanwhile: a caller may have set another form, and a cursor cannot change it."""
+    wanted = connection.text_factory
+    connection.text_factory = str
+    try:
+        yield
+    finally:
+        connection.text_factory = wanted

@@ -1,6 +1,6 @@
 """Join the transaction of a caller's sqlite3 connection. Nothing here ends it."""
 
-# ruff: noqa: ARG002, S608 - a row of the caller's has no memories; statements are made of names, never of values
+# ruff: noqa: S608 - statements are made of names, never of values
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onefold._concurrency.generators import run
-from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released
-from onefold.errors import NotInTransaction, StoreUnavailable, UsageError
-from onefold.stores.sql.dialect import Reply, SqlRequest
+from onefold._model import Address, Entry, Gone, Record
+from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores.sql.records import TABLE, VERSION, Parameters
 from onefold.stores.sql.statements import columns, values
 from onefold.stores.sqlite.connection import BUSY, BUSY_PAUSE, code_of
 from onefold.stores.sqlite.dialect import SQLITE, UNLESS_ALIVE
-from onefold.stores.sqlite.joined import ENDED, AsyncJoinedRecords, JoinedRecords
-from onefold.stores.sqlite.own_column import SqliteRows
-from onefold.stores.sqlite.records import Records
+from onefold.stores.sqlite.joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores.sqlite.own_column import RowRecords
+from onefold.stores.sqlite.records import Records, text_as_str
 from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
@@ -41,7 +39,8 @@ def join(connection: sqlite3.Connection, record: RecordColumn | None, *, is_asyn
     if begins and not is_async:
         # With the write lock, so that everything read from now on still holds at the end.
         connection.execute("BEGIN IMMEDIATE")
-    joined = JoinedRecords(CallersRecords(connection)) if record is None else ColumnRecords(connection, record)
+    records = CallersRecords(connection)
+    joined = JoinedRecords(records) if record is None else RowRecords(records, record)
     return AsyncCallersRecords(joined, begins=begins) if is_async else joined
 
 
@@ -83,53 +82,6 @@ class CallersRecords(Records):
     def _rows(self, statement: str, values: Parameters) -> list[Any]:
         with text_as_str(self.connection):
             return super()._rows(statement, values)
-
-
-@contextmanager
-def text_as_str(connection: sqlite3.Connection) -> Iterator[None]:
-    """Return text as `str` meanwhile: a caller may have set another form, and a cursor cannot change it."""
-    wanted = connection.text_factory
-    connection.text_factory = str
-    try:
-        yield
-    finally:
-        connection.text_factory = wanted
-
-
-class ColumnRecords(JoinedRecords):
-    """Records that are the caller's own rows, which the handler writes."""
-
-    def __init__(self, connection: sqlite3.Connection, column: RecordColumn) -> None:
-        super().__init__(CallersRecords(connection))
-        self._rows = SqliteRows(column)
-
-    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        found = run(self._rows.claim(entry, replacing), self)
-        if found is None:
-            run(self._rows.mark(Claim(entry.address, entry.token)), self)
-        return found
-
-    def finish(self, claim: Claim, ending: Ending) -> bool:
-        self._check_inside()
-        if not run(self._rows.finish_joined(claim, ending), self):
-            raise UsageError(ENDED)
-        return True
-
-    def release(self, claim: Claim, released: Released | None = None) -> bool:
-        if self._is_inside():
-            run(self._rows.unmark(claim), self)
-        return True
-
-    def send(self, request: SqlRequest) -> Reply:
-        cursor = self.tx.cursor()
-        # The connection is the caller's, with a row factory and text factory of its own.
-        cursor.row_factory = None
-        with text_as_str(self.tx):
-            cursor.execute(request.statement, request.values)
-            return Reply(cursor.rowcount, cursor.fetchall())
-
-    def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
-        return [self.send(request) for request in requests]
 
 
 class AsyncCallersRecords(AsyncJoinedRecords):

@@ -1,0 +1,120 @@
+"""Results and fingerprints in columns of the caller's own row, in forms that people can read. Pure.
+
+A column of bytes keeps what the codec made. Any other column keeps JSON: the value itself, if it reads back unchanged,
+and otherwise `{"$onefold": ...}` around the codec's bytes, as for bytes, times or an encrypted result. NULL says that
+no result was kept; a handler that returned None has left `null`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from onefold._model import Ending
+from onefold.codecs import PLAIN
+
+# The only member of an object in which the codec's bytes are kept, as base64.
+WRAPPED: Final = "$onefold"
+
+_BYTES: Final = re.compile(r"bytea|\w*blob|(var)?binary", re.IGNORECASE)
+
+_unread: Final = (msgspec.DecodeError, msgspec.EncodeError, UnicodeDecodeError, OverflowError, binascii.Error)
+
+
+class Form(NamedTuple):
+    """The form of a value in a column, by the column's type."""
+
+    is_bytes: bool
+    is_json: bool
+
+
+def form_of(described: str) -> Form:
+    """Return the form for a column whose type is described for people."""
+    kind = described.lower()
+    return Form(_BYTES.match(kind) is not None, kind in ("json", "jsonb"))
+
+
+def stored_result(ending: Ending, form: Form) -> str | bytes | None:
+    """Return what a column keeps of an ending's result; None if nothing is to be kept."""
+    if ending.omitted:
+        return None
+    if form.is_bytes:
+        return b"" if ending.result is None else ending.result
+    return "null" if ending.result is None else _as_json(ending.result)
+
+
+def _as_json(stored: bytes) -> str:
+    try:
+        text = msgspec.json.encode(msgspec.msgpack.decode(stored[1:])).decode()
+        value = msgspec.json.decode(text)
+        if msgspec.msgpack.encode(value) == stored[1:] and _is_kept(value):
+            return text
+    except (*_unread, TypeError, ValueError):
+        # The bytes of a codec of the caller's, or a value that JSON does not have.
+        pass
+    return msgspec.json.encode({WRAPPED: base64.b64encode(stored).decode()}).decode()
+
+
+def _is_kept(value: Any) -> bool:
+    """Return whether a database keeps this JSON: `jsonb` refuses NUL, and writes numbers without exponents."""
+    match value:
+        case dict():
+            return WRAPPED not in value and all(_is_kept(part) for pair in value.items() for part in pair)
+        case list():
+            return all(map(_is_kept, value))
+        case float():
+            return "e" not in repr(value)
+        case str():
+            return "\0" not in value
+    return True
+
+
+class Result(NamedTuple):
+    """What a row keeps of a result: bytes for the codec, or None for the value None."""
+
+    kept: bytes | None = None
+    omitted: bool = True
+
+
+def read_result(cell: Any, form: Form) -> Result:
+    """Return the result in a column. What nobody can read counts as not kept: the work is done all the same."""
+    if cell is None:
+        return Result()
+    if form.is_bytes:
+        return Result(bytes(cell) or None, omitted=False)
+    try:
+        value = msgspec.json.decode(_text(cell))
+        if value is None:
+            return Result(omitted=False)
+        if isinstance(value, dict) and value.keys() == {WRAPPED}:
+            return Result(base64.b64decode(value[WRAPPED], validate=True), omitted=False)
+        return Result(PLAIN + msgspec.msgpack.encode(value), omitted=False)
+    except (*_unread, TypeError, ValueError):
+        return Result()
+
+
+def stored_fingerprint(fingerprint: bytes | None, form: Form) -> str | bytes | None:
+    """Return what a column keeps of a fingerprint."""
+    if fingerprint is None or form.is_bytes:
+        return fingerprint
+    return f'"{fingerprint.hex()}"' if form.is_json else fingerprint.hex()
+
+
+def read_fingerprint(cell: Any, form: Form) -> bytes | None:
+    """Return the fingerprint in a column; None if there is none, or if somebody else has filled the column."""
+    if cell is None:
+        return None
+    if form.is_bytes:
+        return bytes(cell)
+    try:
+        return bytes.fromhex(_text(cell).strip('"'))
+    except ValueError:
+        return None
+
+
+def _text(cell: Any) -> str:
+    return cell if isinstance(cell, str) else bytes(cell).decode()

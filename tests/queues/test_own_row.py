@@ -1,0 +1,224 @@
+"""A row of the business as the record of a message, on real brokers: the article's own statement, and one effect."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from onefold import AsyncGuard, Guard, RecordColumn, UsageError
+from onefold.queues import aio_pika, pika
+from onefold.queues._shared.transactional_batches import TransactionalBatches
+from onefold.queues._shared.verdict import ACK
+from onefold.queues.celery import guarded as guarded_task
+from onefold.queues.keys import Message, body, header
+from tests.queues.kafka_tools import WORKERS, committed, letters_in, produce, value_of
+from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
+
+PAYMENT = RecordColumn("payments", "message_key", fingerprint="fingerprint")
+
+DO_NOTHING = "INSERT INTO payments (message_key, amount) VALUES (?, ?) ON CONFLICT DO NOTHING"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TABLE payments (message_key TEXT PRIMARY KEY, amount INTEGER NOT NULL, fingerprint TEXT)"
+        )
+        connection.execute("CREATE TABLE effects (amount INTEGER)")
+    return path
+
+
+def rows(path: Path, statement: str) -> list[Any]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def pay(tx: sqlite3.Connection, key: str, amount: int) -> None:
+    tx.execute(DO_NOTHING, (key, amount))
+    tx.execute("INSERT INTO effects VALUES (?)", (amount,))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_eight_messages_of_rabbitmq_with_one_key_have_one_effect_and_another_body_is_buried(
+    library: Library, rabbitmq_url: str, rabbitmq_name: str, path: Path
+) -> None:
+    environment = Environment(rabbitmq_url, rabbitmq_name)
+    options: dict[str, Any] = {"record": PAYMENT, "payload": body()}
+    if library == "pika":
+        options["threads"] = 4
+
+    def handle(delivery: Any, *, tx: Any) -> None:
+        pay(tx, "pay-1", int(delivery.body))
+
+    environment.send_keyed("pay-1", b"500", times=8)
+    with Consumer(library, environment, f"sqlite:///{path}", handle, **options) as consumer:
+        until(lambda: consumer.acks == 8, "all are acknowledged")
+        environment.send_keyed("pay-1", b"900")
+        _, letter = environment.letter()
+
+    assert letter == b"900"
+    assert rows(path, "SELECT message_key, amount FROM payments") == [("pay-1", 500)]
+    assert rows(path, "SELECT * FROM effects") == [(500,)]
+
+
+@pytest.mark.parametrize("client", WORKERS)
+def test_messages_of_kafka_with_one_key_have_one_effect_and_another_body_is_buried(
+    client: str, kafka_url: str, kafka_topic: str, path: Path
+) -> None:
+    produce(kafka_url, kafka_topic, *[("pay-1", b"500")] * 4, ("pay-1", b"900"), ("pay-2", b"7"))
+
+    def handle(message: Any, *, tx: Any) -> None:
+        amount = int(value_of(message))
+        pay(tx, "pay-1" if amount == 500 else "pay-2", amount)
+
+    options: dict[str, Any] = {"store": f"sqlite:///{path}", "record": PAYMENT, "payload": body()}
+    with WORKERS[client](kafka_url, kafka_topic, handle, **options) as worker:
+        worker.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 6)
+
+    assert [letter.value() for letter in letters_in(kafka_url, f"{kafka_topic}.dead", 1)] == [b"900"]
+    assert rows(path, "SELECT message_key, amount FROM payments ORDER BY 1") == [("pay-1", 500), ("pay-2", 7)]
+    assert rows(path, "SELECT amount FROM effects ORDER BY 1") == [(7,), (500,)]
+
+
+@pytest.mark.parametrize("client", WORKERS)
+def test_a_poll_of_kafka_is_one_transaction_whose_rows_are_its_records(
+    client: str, kafka_url: str, kafka_topic: str, path: Path
+) -> None:
+    produce(
+        kafka_url, kafka_topic, ("pay-1", b"500"), ("pay-2", b"7"), ("pay-1", b"500"), ("pay-1", b"900"), ("lost", b"1")
+    )
+    produce(kafka_url, kafka_topic, ("pay-2", b"7"), partition=1)
+    polls: list[int] = []
+
+    def handle(messages: list[Any], *, tx: Any) -> None:
+        polls.append(len(messages))
+        for message in messages:
+            amount = int(value_of(message))
+            if amount == 1:
+                tx.execute("INSERT INTO effects VALUES (1)")
+            else:
+                pay(tx, "pay-1" if amount == 500 else "pay-2", amount)
+
+    @contextmanager
+    def transaction() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as tx:
+            tx.execute("BEGIN IMMEDIATE")
+            yield tx
+            tx.execute("COMMIT")
+
+    options: dict[str, Any] = {"poll": 10, "transaction": transaction, "record": PAYMENT, "payload": body()}
+    with WORKERS[client](kafka_url, kafka_topic, handle, store=f"sqlite:///{path}", attempts=1, **options) as worker:
+        worker.until(lambda: [committed(kafka_url, kafka_topic, kafka_topic, at) for at in (0, 1)] == [5, 1])
+
+    assert {letter.value() for letter in letters_in(kafka_url, f"{kafka_topic}.dead", 2)} == {b"900", b"1"}
+    assert rows(path, "SELECT message_key, amount FROM payments ORDER BY 1") == [("pay-1", 500), ("pay-2", 7)]
+    assert rows(path, "SELECT amount FROM effects ORDER BY 1") == [(7,), (500,)]
+    assert max(polls) > 1
+
+
+class OnItsWay(NamedTuple):
+    message: Message
+    native: str
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+def test_the_rows_of_a_poll_are_locked_and_proven_on_a_server_too(
+    request: pytest.FixtureRequest, database: str
+) -> None:
+    fixture, scheme = {
+        "postgres": ("postgres_url", "postgresql+psycopg"),
+        "mariadb": ("mysql_url", "mysql+pymysql"),
+    }[database]
+    url = str(request.getfixturevalue(fixture))
+    engine = create_engine(f"{scheme}:{url.partition(':')[2]}")
+    with engine.begin() as tx:
+        tx.execute(text("CREATE TABLE payments (message_key VARCHAR(50) PRIMARY KEY, fingerprint VARCHAR(255))"))
+        tx.execute(text("CREATE TABLE effects (message_key VARCHAR(50))"))
+
+    def handle(keys: list[str], *, tx: Any) -> None:
+        for key in keys:
+            tx.execute(text("INSERT INTO effects VALUES (:key)"), {"key": key})
+            if key != "left to Onefold":
+                tx.execute(text("INSERT INTO payments (message_key) VALUES (:key)"), {"key": key})
+
+    keys = ["b", "a", "b", "left to Onefold"]
+    deliveries = [OnItsWay(Message(b"{}", {"idempotency-key": key}), key) for key in keys]
+    with Guard(url) as guard:
+        batches = TransactionalBatches(
+            guard,
+            "pay",
+            handle,
+            engine.begin,
+            key=header(),
+            missing_key="never",
+            policy=None,
+            payload=body(),
+            record=PAYMENT,
+        )
+        verdicts = [batches.deliver(deliveries) for _ in range(2)]
+
+    assert verdicts == [[ACK] * 4] * 2
+    with engine.begin() as tx:
+        found = tx.execute(text("SELECT message_key, count(*) FROM effects GROUP BY message_key ORDER BY 1")).fetchall()
+        assert [tuple(row) for row in found] == [("a", 1), ("b", 1), ("left to Onefold", 1)]
+        assert tx.execute(text("SELECT count(*), count(fingerprint) FROM payments")).fetchone() == (3, 3)
+    engine.dispose()
+
+
+def takes_none(delivery: Any) -> None: ...
+
+
+def takes_tx(delivery: Any, *, tx: Any) -> None: ...
+
+
+async def takes_tx_later(delivery: Any, *, tx: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "says"),
+    [
+        (takes_none, {}, "the handler has to take tx"),
+        (takes_tx, {"missing_key": "run"}, "has no row without a key"),
+        (takes_tx, {"payload": body(), "record": RecordColumn("payments", "message_key")}, "no place for a payload="),
+        (takes_tx, {"final_errors": (ValueError,)}, "cannot remember a failure"),
+        (takes_tx, {"record": RecordColumn("pay ments", "message_key")}, "not the plain name"),
+    ],
+)
+def test_what_no_row_can_keep_is_refused_before_the_first_message(
+    handler: Callable[..., Any], options: dict[str, Any], says: str
+) -> None:
+    given: dict[str, Any] = {"key": header(), "dead_letter": "dead", "record": PAYMENT, **options}
+
+    with Guard("sqlite:///never.db") as guard, pytest.raises(UsageError, match=says):
+        pika.guarded(guard, "pay", handler, **given)
+
+
+def test_an_async_client_refuses_it_too() -> None:
+    guard = AsyncGuard("sqlite:///never.db")
+
+    with pytest.raises(UsageError, match="has no row without a key"):
+        aio_pika.guarded(guard, "pay", takes_tx_later, key=header(), dead_letter="d", record=PAYMENT, missing_key="run")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"record": RecordColumn("payments", "message_key")}, r"the task pay: .*no place for a fingerprint="),
+        ({"record": PAYMENT, "missing_key": "run"}, r"the task pay: .*has no row without a key"),
+    ],
+)
+def test_a_task_of_celery_refuses_it_under_its_name(options: dict[str, Any], says: str) -> None:
+    from celery import Celery
+
+    with Guard("sqlite:///never.db") as guard, pytest.raises(UsageError, match=says):
+
+        @guarded_task(Celery("shop", broker="memory://", set_as_current=False), guard, "pay", name="pay", **options)
+        def pay_task(amount: int, *, tx: Any) -> None: ...
