@@ -7,9 +7,8 @@ there already. A second delivery finds the row of the first, and is replayed; or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,7 +21,6 @@ from onefold.stores.sql.connection import ErrorClass
 from tests.stores.sql.endings import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
-from tests.wallet import create
 
 PAYMENT = RecordColumn("payments", "idempotency_key")
 
@@ -62,19 +60,6 @@ EVERY_DAY = ("sqlite3", "psycopg", "asyncpg", "pymysql", "asyncmy", "sqlalchemy 
 def driver(request: pytest.FixtureRequest) -> Driver:
     found: Driver = request.param
     return found
-
-
-@pytest.fixture
-def ledger(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Ledger]:
-    if driver.database == "sqlite":
-        path = tmp_path / "wallet.db"
-        create(path)
-        ledger = Ledger("sqlite", str(path))
-    else:
-        fixture = {"postgres": "postgres_url", "mariadb": "mysql_url"}[driver.database]
-        ledger = Ledger(driver.database, request.getfixturevalue(fixture))
-    yield ledger
-    ledger.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,7 +17,6 @@ from tests.stores.postgres.tools import ended
 from tests.stores.sql.endings import CREDIT, DRIVERS, Driver, Hand
 from tests.stores.sql.test_row_races import KEYS, TABLES, WRITES
 from tests.stores.sqlalchemy.wallet import Ledger
-from tests.wallet import create
 
 PLAIN = RecordColumn("idempotency_keys", "key")
 PAYMENT = RecordColumn("payments", "idempotency_key")
@@ -33,17 +31,9 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 
 @pytest.fixture
-def ledger(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Ledger]:
-    if driver.database == "sqlite":
-        path = tmp_path / "wallet.db"
-        create(path)
-        ledger = Ledger("sqlite", str(path))
-    else:
-        fixture = {"postgres": "postgres_url", "mariadb": "mysql_url"}[driver.database]
-        ledger = Ledger(driver.database, request.getfixturevalue(fixture))
+def ledger(ledger: Ledger) -> Ledger:
     ledger.execute(TABLES[ledger.database])
-    yield ledger
-    ledger.close()
+    return ledger
 
 
 @pytest.fixture

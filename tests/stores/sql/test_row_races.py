@@ -11,9 +11,8 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from tests.stores.postgres.tools import ended
 from tests.stores.sql.endings import CREDIT, DRIVERS, Driver, Hand, bench, maybe_await
 from tests.stores.sqlalchemy.wallet import Ledger
 from tests.support import PATIENCE
-from tests.wallet import create
 
 KEYS = RecordColumn("idempotency_keys", "key", result="result", fingerprint="fingerprint")
 
@@ -168,17 +166,9 @@ def check_rounds(racing: Racing, ledger: Ledger, rounds: int) -> None:
 
 
 @pytest.fixture
-def ledger(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Ledger]:
-    if driver.database == "sqlite":
-        path = tmp_path / "wallet.db"
-        create(path)
-        ledger = Ledger("sqlite", str(path))
-    else:
-        fixture = {"postgres": "postgres_url", "mariadb": "mysql_url"}[driver.database]
-        ledger = Ledger(driver.database, request.getfixturevalue(fixture))
+def ledger(ledger: Ledger) -> Ledger:
     ledger.execute(TABLES[ledger.database])
-    yield ledger
-    ledger.close()
+    return ledger
 
 
 @pytest.fixture

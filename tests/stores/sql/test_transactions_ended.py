@@ -6,7 +6,6 @@ What has to hold after a handler: its record is still there, in the transaction 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -15,7 +14,6 @@ import pytest
 from onefold import UsageError
 from tests.stores.sql.endings import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from tests.stores.sqlalchemy.wallet import Ledger
-from tests.wallet import create
 
 Way = Callable[[Hand], Any]
 
@@ -80,19 +78,6 @@ def ways(driver: Driver) -> dict[str, Way]:
         found["the driver's rollback() and write"] = _rolls_back_behind_the_librarys_back
         found["the driver's commit() and write"] = _commits_behind_the_librarys_back
     return found
-
-
-@pytest.fixture
-def ledger(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Ledger]:
-    if driver.database == "sqlite":
-        path = tmp_path / "wallet.db"
-        create(path)
-        ledger = Ledger("sqlite", str(path))
-    else:
-        fixture = {"postgres": "postgres_url", "mariadb": "mysql_url"}[driver.database]
-        ledger = Ledger(driver.database, request.getfixturevalue(fixture))
-    yield ledger
-    ledger.close()
 
 
 # The drivers below SQLAlchemy were tried by themselves; one of each database is enough for every day.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from onefold.stores.mysql.dialect import MYSQL
 from tests.stores.sql.endings import CREDIT, DRIVERS, Bench, Driver, Hand, bench
 from tests.stores.sql.hidden_endings import ENDINGS, PREPARED, Statements
 from tests.stores.sqlalchemy.wallet import Ledger
-from tests.wallet import create
 
 # SQLAlchemy's sessions and the drivers below it were tried by themselves; these differ in who sends what.
 EVERY_DAY = {
@@ -41,17 +39,10 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 
 @pytest.fixture
-def ledger(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Ledger]:
-    if driver.database == "sqlite":
-        create(tmp_path / "wallet.db")
-        ledger = Ledger("sqlite", str(tmp_path / "wallet.db"))
-    else:
-        fixture = {"postgres": "postgres_url", "mariadb": "mysql_url"}[driver.database]
-        ledger = Ledger(driver.database, request.getfixturevalue(fixture))
-    for statement in PREPARED[driver.database]:
+def ledger(ledger: Ledger) -> Ledger:
+    for statement in PREPARED[ledger.database]:
         ledger.execute(statement)
-    yield ledger
-    ledger.close()
+    return ledger
 
 
 @pytest.fixture
