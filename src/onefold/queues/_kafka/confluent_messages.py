@@ -10,6 +10,7 @@ from typing import Any, Final
 from onefold import UsageError
 from onefold._concurrency.generators import run
 from onefold.durations import Duration, seconds
+from onefold.events import tell_sent
 from onefold.queues._kafka.messages import (
     WITHIN,
     DeadLettersBase,
@@ -80,6 +81,7 @@ def send(
     message again with its `key`.
     """
     chosen, pairs = sent_headers(headers, key, key_header)
+    tell_sent(topic, chosen)
     why = _confirmed(producer, topic, value, partition_by, pairs, seconds(within, "within"))
     if why is not None:
         raise NotConfirmed(topic, chosen, why)
