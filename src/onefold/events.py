@@ -2,13 +2,15 @@
 
 `Guard(on_event=fn)` listens to one guard, `onefold.subscribe(fn)` to all guards of the process. A listener is called in
 the thread or task of the delivery, so it should be quick; an exception in it is logged, never raised.
+
+What a producer sends is no delivery yet, and has listeners of its own.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -126,6 +128,41 @@ _to_all: Final = Teller()
 def tell(kind: Kind, address: Address, *, detail: str = "") -> None:
     """Emit an event to the listeners of the process; for adapters, about a message outside its guard."""
     _to_all(kind, address, detail=detail)
+
+
+class Sent(NamedTuple):
+    """A message that a sender of `onefold.queues` hands to its broker, or hands to it again."""
+
+    # A queue, an exchange, a topic, or the name of a task.
+    hop: str
+    key: str
+
+
+SentListener = Callable[[Sent], object]
+
+_of_sends: list[SentListener] = []
+
+
+def subscribe_to_sends(listener: SentListener) -> Callable[[], None]:
+    """Call `listener` with every message that `send` sends in this process; call the returned function to stop."""
+    _of_sends.append(listener)
+
+    def unsubscribe() -> None:
+        if listener in _of_sends:
+            _of_sends.remove(listener)
+
+    return unsubscribe
+
+
+def tell_sent(hop: str, key: str) -> None:
+    """Notify the listeners of a message that is sent; for senders. No error of theirs keeps it from being sent."""
+    for listener in tuple(_of_sends):
+        try:
+            listener(Sent(hop, key))
+        except Exception as error:
+            import logging
+
+            logging.getLogger("onefold").error("a listener failed on a message to %s", hop, exc_info=error)
 
 
 def _log_warning(operation: str, where: Address | str, text: str) -> None:

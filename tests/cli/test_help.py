@@ -113,7 +113,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["re"], {"resolve"}),
+        (["re"], {"report", "resolve"}),
         ([""], set(COMMANDS)),
         (["resolve", "--rer"], {"--rerun"}),
         (["ls", "--state", "h"], {"held"}),
@@ -164,6 +164,7 @@ def test_only_keys_and_files_are_named_without_an_option() -> None:
         "show": ["key"],
         "resolve": ["keys"],
         "forget": ["key"],
+        "report": ["logs"],
         "trace": ["logs"],
         "lint": ["files"],
     }

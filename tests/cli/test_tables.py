@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -43,6 +44,7 @@ LINES: dict[str, list[list[str]]] = {
     "forget": [["pay_1", "--yes", *AT]],
     "erase": [[*AT, "--scope", "acme", "--dry-run"], [*AT, "--scope", "acme", "--yes"]],
     "stats": [AT],
+    "report": [[os.devnull, "--amount", "amount", *AT]],
     "top": [[*AT, "--once"]],
     "copy": [["--from", "{url}", "--to", "{new}", "--dry-run"], ["--from", "{url}", "--to", "{new}"]],
     "purge": [AT],

@@ -146,6 +146,7 @@ def test_no_label_is_ever_a_key_a_scope_or_a_digest(stall: Callable[[float], Non
     assert {label for metric in METRICS for label in metric.labels} == {
         "operation",
         "outcome",
+        "hop",
         "store",
         "call",
         "result",

@@ -35,6 +35,7 @@ from onefold.codecs import Codec
 from onefold.current import is_inside, transaction_around
 from onefold.errors import InsideItself, UsageError
 from onefold.events import Listener
+from onefold.stores.background_purge import is_switched_off
 from onefold.stores.base import Batching, Joinable, RowJoinable
 from onefold.stores.hand_made import HandMadeTable, open_lookup
 from onefold.stores.opening import check_source, open_store, without_password, without_transactions
@@ -176,6 +177,11 @@ class GuardBase(Options):
         return DeliveryContext(
             store, self._codec, self._tell, self._conduct, awaits=self._is_async, heartbeat=heartbeat
         )
+
+    def _purges(self) -> bool:
+        """Return whether expired records are removed in the background: it opens no store to find out."""
+        opened = self._opened
+        return not is_switched_off(self._source if opened is None else opened.context.store)
 
     def _context_on(self, joined: Any, connection: Any) -> DeliveryContext:
         """Make the context for deliveries inside a caller's transaction: there is no claim to keep alive."""

@@ -17,6 +17,7 @@ from onefold._model import Entry, Fresh, Outcome
 from onefold._model.policy import Policy
 from onefold.current import transaction_around
 from onefold.errors import UsageError
+from onefold.stores import background_purge
 from onefold.transactions import RecordColumn, check_compared
 from onefold.transactions import join as join_connection
 
@@ -76,8 +77,7 @@ class WithinBase(Generic[G]):
         guard._check_outside(request, self._connection)
         nest = self._around()
         delivery = guard._make_delivery(request, call, guard._returns_now(call, returns, policy), policy)
-        joined = join_connection(self._connection, self._record, is_async=guard._is_async)
-        context = guard._context_on(joined, self._connection)
+        context = guard._context_on(self._joined(1), self._connection)
         return guard._read_through_joined(join(delivery, confirm=self._record is not None)), context, nest
 
     def _sort_out(
@@ -98,7 +98,7 @@ class WithinBase(Generic[G]):
             raise UsageError("fresh() writes records of its own, which record= rules out. Use run() for each message")
         deliveries = self._batched(operation, messages, key, scope, payload, policy)
         nest = self._around()
-        context = guard._context_on(join_connection(connection, None, is_async=guard._is_async), connection)
+        context = guard._context_on(self._joined(len(messages)), connection)
         return guard._read_through_joined(sort_out_all(messages, deliveries)), context, nest
 
     def _sort_out_rows(
@@ -132,6 +132,17 @@ class WithinBase(Generic[G]):
             guard._batch_deliveries(message, operation, key, nothing, Any, scope, payload, policy, connection)
             for message in messages
         ]
+
+    def _joined(self, deliveries: int) -> Any:
+        """Return the store inside the caller's transaction; maybe have a little purged after the commit."""
+        guard = self._guard
+        joined = join_connection(self._connection, self._record, is_async=guard._is_async)
+        purge_after_commit = getattr(joined, "purge_after_commit", None)
+        if purge_after_commit is not None:
+            due = background_purge.batches_due(deliveries)
+            if due and guard._purges():
+                purge_after_commit(due)
+        return joined
 
     def _around(self) -> Nest | None:
         """Return the nest of a surrounding handler, if any. Raise `UsageError` if that handler is in another thread."""

@@ -29,6 +29,7 @@ from onefold.cli.commands.stats import stats
 from onefold.cli.commands.top import top
 from onefold.cli.commands.trace import trace
 from onefold.demo.command import demo
+from onefold.report.command import report
 from onefold.stores.opening import without_password
 
 # An argument that may hold a password, with any character in it; and one that may hold one in its options.
@@ -131,6 +132,11 @@ COMMANDS: Final[dict[str, Command]] = {
         erase, Tables.NEEDS, "onefold erase --store postgresql://localhost/shop --scope tenant-42 --dry-run"
     ),
     "stats": Command(stats, Tables.NEEDS, "onefold stats --store sqlite:///onefold.db"),
+    "report": Command(
+        report,
+        Tables.NEEDS,
+        "onefold report absorbed.jsonl --amount amount --html report.html --store sqlite:///onefold.db",
+    ),
     "top": Command(top, Tables.NEEDS, "onefold top --store postgresql://localhost/shop --interval 5s"),
     "copy": Command(
         copy, Tables.CREATES, "onefold copy --from redis://localhost:6379/0 --to postgresql://localhost/shop"

@@ -86,7 +86,10 @@ def purge_lag(facts: Facts) -> Check:
     text = f"expired: {counted(count, 'record')}{more}, the oldest by {as_text(round(float(since)))}"
     if since > PURGE_LAG:
         return yellow(
-            name, f"{text}: nothing purges, and the table grows", "Run `onefold purge --store URL --every 60s`"
+            name,
+            f"{text}: nothing purges, and the table grows. Nothing does where all records come from within() or "
+            "fresh() on a driver's own connection",
+            "Run `onefold purge --store URL --every 60s`, or `onefold purge --store URL` on a schedule",
         )
     return green(name, text)
 

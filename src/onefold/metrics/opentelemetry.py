@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from onefold import Event, UsageError, __version__, subscribe
-from onefold.events import Kind
+from onefold.events import Kind, Sent, subscribe_to_sends
 from onefold.metrics import timing as timings
+from onefold.metrics.sends import CountedSends
 from onefold.metrics.table import BUCKETS, METRICS, STORE_SECONDS, Metric, Operations, counted, outcome
 from onefold.metrics.watched import QUESTIONS, Watched
 
@@ -45,7 +46,7 @@ def install(
     """
     meter = get_meter("onefold", __version__, provider)
     listener = OpenTelemetryListener(meter, spans=spans)
-    ends = [subscribe(listener), timings.subscribe(listener.time)]
+    ends = [subscribe(listener), timings.subscribe(listener.time), subscribe_to_sends(listener.send)]
     if stores:
         watched = Watched(stores)
         _observe(meter, watched)
@@ -65,6 +66,7 @@ class OpenTelemetryListener:
         meter = get_meter("onefold", __version__) if meter is None else meter
         self._spans = spans
         self._operations = Operations()
+        self._sends = CountedSends()
         self._counters = {
             metric: meter.create_counter(metric.dotted, metric.unit, metric.help)
             for metric in METRICS
@@ -75,10 +77,17 @@ class OpenTelemetryListener:
         )
 
     def __call__(self, event: Event) -> None:
-        for metric, labels in counted(event, self._operations.label(event.operation)):
-            self._counters[metric].add(1, dict(zip(metric.labels, labels, strict=True)))
+        self._increase(counted(event, self._operations.label(event.operation)))
         if self._spans:
             describe(event)
+
+    def send(self, sent: Sent) -> None:
+        """Count a message that is sent."""
+        self._increase(self._sends.counted(sent))
+
+    def _increase(self, counters: Iterable[tuple[Metric, tuple[str, ...]]]) -> None:
+        for metric, labels in counters:
+            self._counters[metric].add(1, dict(zip(metric.labels, labels, strict=True)))
 
     def time(self, timing: timings.Timing) -> None:
         """Record one timing of a measured store."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from onefold import Event, UsageError, subscribe
+from onefold.events import Sent, subscribe_to_sends
 from onefold.metrics import timing as timings
+from onefold.metrics.sends import CountedSends
 from onefold.metrics.table import BUCKETS, METRICS, STORE_SECONDS, Metric, Operations, counted
 from onefold.metrics.watched import QUESTIONS, Watched
 
@@ -34,7 +36,7 @@ def install(*, stores: Mapping[str, Any] | None = None, registry: CollectorRegis
     listener = PrometheusListener(registry)
     if watching is not None:
         registry.register(watching)
-    ends = [subscribe(listener), timings.subscribe(listener.time)]
+    ends = [subscribe(listener), timings.subscribe(listener.time), subscribe_to_sends(listener.send)]
 
     ends.append(listener.unregister)
     if watching is not None:
@@ -54,6 +56,7 @@ class PrometheusListener:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
         self._operations = Operations()
+        self._sends = CountedSends()
         try:
             self._counters = {metric: _counter(metric, registry) for metric in METRICS if _is_counted(metric)}
         except ValueError as error:
@@ -72,7 +75,14 @@ class PrometheusListener:
         operation = self._operations.label(event.operation)
         if operation not in self._begun:
             self._begin(operation)
-        for metric, labels in counted(event, operation):
+        self._increase(counted(event, operation))
+
+    def send(self, sent: Sent) -> None:
+        """Count a message that is sent."""
+        self._increase(self._sends.counted(sent))
+
+    def _increase(self, counters: Iterable[tuple[Metric, tuple[str, ...]]]) -> None:
+        for metric, labels in counters:
             child = self._children.get((metric, labels))
             if child is None:
                 child = self._children[metric, labels] = self._counters[metric].labels(*labels)

@@ -1,7 +1,7 @@
 """Every metric, and the counters of each event. Pure: exporters, documentation and `ops/` follow this table.
 
-Labels are the operation, the outcome, and for stores a name and the call. Never a key, a scope or a digest: their
-number is unbounded, and they may be personal.
+Labels are the operation, the outcome, for senders the hop (a queue, a topic), and for stores a name and the call. Never
+a key, a scope or a digest: their number is unbounded, and they may be personal.
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ ABANDONED_RECORDS: Final = Metric(
     "Runs whose lease is over now, and whose record does not expire: nothing happens before the next delivery.",
 )
 
+_HOP: Final = ("hop",)
+SENDS: Final = Metric(
+    "onefold_sends_total",
+    "counter",
+    _HOP,
+    "Messages that senders of `onefold.queues` gave to a broker, retries included.",
+)
+SENT_KEYS: Final = Metric(
+    "onefold_sent_keys_total",
+    "counter",
+    _HOP,
+    "Sends under a key that this process had not sent before, as far as it remembers.",
+)
+
 # The metric that counts an event of this kind, in addition to the outcome of its delivery.
 COUNTED: Final[dict[Kind, Metric]] = {
     Kind.STARTED: Metric("onefold_starts_total", "counter", _OPERATION, "Handlers that were started."),
@@ -135,6 +149,8 @@ METRICS: Final = (
     DELIVERIES,
     *COUNTED.values(),
     CONFLICTS,
+    SENDS,
+    SENT_KEYS,
     STORE_SECONDS,
     STORE_UP,
     HELD_RECORDS,

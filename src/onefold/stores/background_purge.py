@@ -4,7 +4,9 @@ After about one delivery in `ONE_IN`, chosen at random, a store removes up to `B
 written in the meantime, so any backlog shrinks. Random, because a counter would start over in every process, and a
 process that handles ten deliveries and ends, or a child that is forked for each, would never reach its turn.
 
-It never runs in a caller's transaction, and its errors never fail a delivery.
+It never runs in a caller's transaction, and its errors never fail a delivery. After deliveries in a caller's
+transaction it runs after the caller's commit, if the library that commits tells us of it: Django and SQLAlchemy's
+sessions do.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from onefold._checks import YES_OR_NO
 
 # Below one in a hundred, so that it does not affect the p99 of a delivery.
 ONE_IN: Final = 200
@@ -22,6 +27,9 @@ ONE_IN: Final = 200
 BATCH: Final = 500
 
 _RANDOM_BYTES: Final = 4
+
+# The words of a URL's option that turn it off.
+OFF: Final = frozenset(word for word, wanted in YES_OR_NO.items() if not wanted)
 
 
 def batches_due(ended: int) -> int:
@@ -33,6 +41,13 @@ def batches_due(ended: int) -> int:
 def chance() -> int:
     """Return a number below `ONE_IN`. Not from `random`: the application may have seeded it."""
     return int.from_bytes(os.urandom(_RANDOM_BYTES)) % ONE_IN
+
+
+def is_switched_off(store: object) -> bool:
+    """Return whether a store, or the URL of one that is not opened yet, was told not to purge."""
+    if isinstance(store, str):
+        return parse_qs(urlsplit(store).query).get("purge", ["yes"])[-1].lower() in OFF
+    return getattr(store, "purges", True) is False
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from onefold import UsageError
 from onefold._concurrency.generators import run_async
 from onefold.durations import Duration, seconds
+from onefold.events import tell_sent
 from onefold.queues._kafka.messages import (
     WITHIN,
     DeadLettersBase,
@@ -73,6 +74,7 @@ async def send(
     message again with its `key`.
     """
     chosen, pairs = sent_headers(headers, key, key_header)
+    tell_sent(topic, chosen)
     why = await _confirmed(producer, topic, _bytes(value), _bytes(partition_by), pairs, seconds(within, "within"))
     if why is not None:
         raise NotConfirmed(topic, chosen, why)

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from onefold import UsageError
 from onefold._concurrency.generators import run
 from onefold.durations import Duration, seconds
+from onefold.events import tell_sent
 from onefold.queues._kafka.messages import (
     WITHIN,
     DeadLettersBase,
@@ -82,6 +83,7 @@ def send(
     message again with its `key`.
     """
     chosen, pairs = sent_headers(headers, key, key_header)
+    tell_sent(topic, chosen)
     why = _confirmed(producer, topic, value, partition_by, pairs, seconds(within, "within"))
     if why is not None:
         raise NotConfirmed(topic, chosen, why)

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from onefold import UsageError
 from onefold._concurrency.generators import run_async
+from onefold.events import tell_sent
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
@@ -80,6 +81,8 @@ async def send(
 
     async def publish() -> None:
         target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
+        # Each attempt: the broker may have the message of one that failed.
+        tell_sent(exchange or routing_key, chosen)
         answer = await target.publish(
             message, routing_key, mandatory=True, timeout=rabbitmq_consumer.CONFIRM_SECONDS_MAX
         )

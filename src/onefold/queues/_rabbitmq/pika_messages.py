@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError, UnroutableError
 
 from onefold._concurrency.generators import run
+from onefold.events import tell_sent
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Dead, Delivery, fitted
 from onefold.queues.keys import Key, with_key
@@ -92,6 +93,8 @@ def send(
         # Private, for lack of a public name: a second call would be logged as an error.
         if not vars(here).get("_delivery_confirmation"):
             here.confirm_delivery()
+        # Each attempt: the broker may have the message of one that failed.
+        tell_sent(exchange or routing_key, chosen)
         here.basic_publish(exchange, routing_key, body, properties, mandatory=True)
 
     def is_worth_another_try(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from onefold import ClaimLost, Guard, MissingKey, Policy, RecordColumn, UsageError
+from onefold.events import tell_sent
 from onefold.queues._shared.consumer import MissingKeyRule
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.verdict import HandlerRaised, Later, Never, of_error
@@ -189,5 +190,6 @@ def send(task: Any, args: Any = (), kwargs: Any = None, *, key: Key | UnsetType 
     For an `AsyncResult`, name the task too: `send(…, key=key, task_id=key)`, then `task.AsyncResult(key)`.
     """
     chosen, options["headers"] = with_key(options.get("headers"), key)
+    tell_sent(task.name, chosen)
     task.apply_async(args, kwargs, **options)
     return chosen

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from onefold.errors import UsageError
-from onefold.stores.django.connection import InsideConnection, StoresConnection, database_of
+from onefold.stores.django.connection import InsideConnection, StoresConnection, beside, database_of, in_transaction
 from onefold.stores.django.vendors import DatabaseId, database_id_of
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import JoinedRecords
-from onefold.stores.sql.orm import send_finding
+from onefold.stores.sql.orm import purge_beside, send_finding
 from onefold.stores.sqlite import orm as sqlite
 from onefold.transactions import RecordColumn
 
@@ -30,10 +31,29 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
     wrapper = connection if isinstance(connection, BaseDatabaseWrapper) else connections[connection.alias]
     database = database_of(wrapper)
     if record is None:
-        return JoinedRecords(database, CallersConnection(wrapper))
+        return _purging(JoinedRecords(database, CallersConnection(wrapper)), wrapper)
     rows = database.sql.rows_of(record)
-    conn = CallersConnection(wrapper) if rows.needs_tables else InsideConnection(wrapper)
-    return JoinedRecords(database._replace(sql=rows), conn)
+    database = database._replace(sql=rows)
+    if not rows.needs_tables:
+        return JoinedRecords(database, InsideConnection(wrapper))
+    return _purging(JoinedRecords(database, CallersConnection(wrapper)), wrapper)
+
+
+def _purging(joined: JoinedRecords, connection: Any) -> JoinedRecords:
+    joined.purge_after_commit = partial(_purge_after_commit, connection)
+    return joined
+
+
+def _purge_after_commit(connection: Any, batches: int) -> None:
+    # Elsewhere Django would call it at once, or refuse it.
+    if connection.in_atomic_block:
+        connection.on_commit(partial(_purge, connection, batches))
+
+
+def _purge(connection: Any, batches: int) -> None:
+    # A test that captures its hooks calls them in a transaction; and a database in memory has only one connection.
+    if not in_transaction(connection) and not (connection.vendor == "sqlite" and connection.is_in_memory_db()):
+        purge_beside(database_of(connection), batches, lambda: _outside_of_pools(connection))
 
 
 # The databases where the tables were found.
@@ -55,6 +75,15 @@ class CallersConnection(InsideConnection):
         reply = send_finding(request, inside, database, _found, database_id, lambda: _beside(connection), first=first)
         self._sent = True
         return reply
+
+
+@contextmanager
+def _outside_of_pools(connection: Any) -> Iterator[StoresConnection]:
+    other = beside(connection)
+    try:
+        yield StoresConnection(other)
+    finally:
+        other.close()
 
 
 @contextmanager

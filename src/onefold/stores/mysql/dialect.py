@@ -155,6 +155,11 @@ class Mysql(Dialect):
         """Return the statement that writes these rows, and leaves live records as they are."""
         return f"{INTO} {rows} {OR_LEAVE}"
 
+    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+        # In seconds, and at least one. The first is for the table, for which a pending ALTER TABLE lets others wait.
+        yield SqlRequest("SET SESSION lock_wait_timeout = 1, innodb_lock_wait_timeout = 1", {})
+        return (yield from self.background_purge(limit))
+
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.mysql.facts import facts
 

@@ -375,6 +375,13 @@ class Dialect(Statements):
         """Purge alongside the work; it must be cheap even if there is nothing to remove."""
         return self.purge(limit)
 
+    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+        """Purge on a connection that is closed afterwards, without waiting for anybody's lock.
+
+        The thread that purges may hold it itself, in another transaction.
+        """
+        return self.background_purge(limit)
+
 
 def contended(address: Address) -> StoreUnavailable:
     return StoreUnavailable(

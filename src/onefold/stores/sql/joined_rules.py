@@ -90,6 +90,8 @@ class SqlFlows:
     _check: str | None = None
     # Whether an interrupt has made sure that the transaction is not committed.
     _spoiled = False
+    # Asks for so many batches of a purge after the caller's commit. None where nobody tells us of the commit.
+    purge_after_commit: Callable[[int], None] | None = None
 
     def __init__(self, database: Database, conn: Any) -> None:
         self.database = database

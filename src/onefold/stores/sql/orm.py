@@ -12,6 +12,7 @@ from typing import Any
 
 from onefold._concurrency.generators import run
 from onefold.errors import OnefoldError
+from onefold.stores import background_purge
 from onefold.stores.sql.connection import Connection, Database, ErrorClass, cannot_make, cause_of, lacks_tables
 from onefold.stores.sql.dialect import Reply, Sends, SqlRequest
 from onefold.stores.sql.joined import explain
@@ -43,6 +44,13 @@ def _on_another(database: Database, beside: Beside, work: Callable[[Connection],
             raise cannot_make(database) from error
         explain(error, database)
         raise
+
+
+def purge_beside(database: Database, due: int, beside: Beside) -> None:
+    """Purge batches on a connection of our own, after a caller's commit: wait for nobody, and fail nothing."""
+    with background_purge.ignore_errors(database.name), beside() as conn:
+        while due and run(database.sql.impatient_purge(background_purge.BATCH), conn) == background_purge.BATCH:
+            due -= 1
 
 
 def send_finding(

@@ -171,6 +171,11 @@ class SqlRules:
             while due and (yield from self._send(self.background_purge, pool)) == background_purge.BATCH:
                 due -= 1
 
+    @property
+    def purges(self) -> bool:
+        """Return whether expired records are removed in the background."""
+        return self.database.purges
+
     def background_purge(self, _connection: Any) -> Flow[int]:
         return self.database.sql.background_purge(background_purge.BATCH)
 

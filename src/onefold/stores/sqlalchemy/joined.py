@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -14,8 +15,9 @@ from sqlalchemy.orm import Session, scoped_session
 from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
-from onefold.stores.sql.orm import send_finding
+from onefold.stores.sql.orm import purge_beside, send_finding
 from onefold.stores.sqlalchemy.async_connection import AsyncConnectionShell
+from onefold.stores.sqlalchemy.commits import after_commit
 from onefold.stores.sqlalchemy.connection import Held, HeldConnection
 from onefold.stores.sqlalchemy.database import database_of
 from onefold.stores.sqlalchemy.drivers import check_one_engine
@@ -33,13 +35,22 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
     held, tx = _held(connection, is_async=is_async)
     engine = _engine_of(held)
     database = database_of(engine)
+    conn: HeldConnection = CallersConnection(held, tx)
     if record is not None:
         rows = database.sql.rows_of(record)
         conn = RowAndRecordConnection(held, tx) if rows.needs_tables else RowConnection(held, tx)
         database = database._replace(sql=rows)
-        return AsyncJoinedRecords(database, AsyncConnectionShell(conn)) if is_async else JoinedRecords(database, conn)
-    callers = CallersConnection(held, tx)
-    return AsyncJoinedRecords(database, AsyncConnectionShell(callers)) if is_async else JoinedRecords(database, callers)
+    joined: JoinedRecords | AsyncJoinedRecords = JoinedRecords(database, conn)
+    if is_async:
+        joined = AsyncJoinedRecords(database, AsyncConnectionShell(conn))
+    # A connection outside of a session tells of its commit only beforehand.
+    if isinstance(held, Session) and isinstance(conn, CallersConnection):
+        joined.purge_after_commit = partial(after_commit, held, lambda due: _purge(engine, due))
+    return joined
+
+
+def _purge(engine: Engine, due: int) -> None:
+    purge_beside(database_of(engine), due, lambda: _beside(engine))
 
 
 # The engines' dialects for which the tables were found; engines that differ only in their options share one.

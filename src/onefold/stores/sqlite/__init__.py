@@ -69,7 +69,7 @@ class SqliteStore:
     ) -> None:
         self.path = _checked_path(path)
         self.patience = _checked_timeout(busy_timeout)
-        self._purges = purge
+        self.purges = purge
         self._told: dict[str, Any] = {"sync": sync, "auto_schema": auto_schema}
         self._connect = partial(connect, self.path, one_of(sync, SYNCS, "sync"), clock, self._told)
         # SQLite lets one connection write at a time, and threads that wait for it poll; a queue of our own in front of
@@ -234,7 +234,7 @@ class SqliteStore:
 
     def batches_due(self, ended: int = 1) -> int:
         """Return how many batches to purge now, alongside the work: usually none."""
-        return background_purge.batches_due(ended) if self._purges else 0
+        return background_purge.batches_due(ended) if self.purges else 0
 
     def purge_batches(self, due: int) -> None:
         """Purge batches; errors are left to the next purge."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
-from onefold.stores.sql.dialect import Dialect, SqlFlow
+from onefold.stores.sql.dialect import Dialect, SqlFlow, SqlRequest
 from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
 from onefold.stores.sql.statements import assigned, columns, values
 
@@ -77,6 +77,10 @@ class Sqlite(Dialect):
         f"DELETE FROM {TABLE} WHERE rowid IN "
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
+
+    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+        yield SqlRequest("PRAGMA busy_timeout = 0", {}, rows=True)
+        return (yield from self.background_purge(limit))
 
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.sqlite.facts import facts

@@ -1,0 +1,70 @@
+"""Add up absorbed duplicates by operation, and what they would have cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from decimal import Decimal, InvalidOperation
+
+import msgspec
+
+from onefold.report.absorbed import Batch, Duplicates
+
+# The amount of one delivery of this key; None if nobody knows it.
+AmountOf = Callable[[Duplicates], Decimal | None]
+
+
+class Figures(msgspec.Struct):
+    """What was absorbed, of one operation or of all."""
+
+    absorbed: int = 0
+    refused: int = 0
+    # Of the absorbed ones: the sum of those whose amount is known, and how many are not.
+    saved: Decimal = Decimal(0)
+    unknown: int = 0
+
+    def add(self, one: Duplicates, amount: Decimal | None) -> None:
+        self.absorbed += one.absorbed
+        self.refused += one.refused
+        if amount is None:
+            self.unknown += one.absorbed
+        else:
+            self.saved += one.absorbed * amount
+
+
+class Report(msgspec.Struct):
+    """All figures, and the time from the first batch to the last."""
+
+    operations: dict[str, Figures]
+    total: Figures
+    begin: float | None = None
+    end: float | None = None
+    # Lines that could not be read.
+    broken: int = 0
+
+
+def added_up(batches: Iterable[Batch | None], amount_of: AmountOf) -> Report:
+    """Return the figures of all batches."""
+    report = Report({}, Figures())
+    for batch in batches:
+        if batch is None:
+            report.broken += 1
+            continue
+        report.begin = batch.begin if report.begin is None else min(report.begin, batch.begin)
+        report.end = batch.end if report.end is None else max(report.end, batch.end)
+        for one in batch.duplicates:
+            amount = amount_of(one) if one.absorbed else None
+            for figures in (report.operations.setdefault(one.operation, Figures()), report.total):
+                figures.add(one, amount)
+    report.operations = dict(sorted(report.operations.items()))
+    return report
+
+
+def as_amount(value: object) -> Decimal | None:
+    """Return a number, or a text that is one, as an amount; None for anything else."""
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None

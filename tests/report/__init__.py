@@ -1,0 +1,1 @@
+"""Tests of the report: what would have happened without Onefold."""
