@@ -6,6 +6,7 @@ Right after a handler it counts as the handler's own error: what that has writte
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sqlite3
 import sys
@@ -18,17 +19,22 @@ from typing import Any
 
 import psycopg_pool
 import pytest
+import redis
 
 import onefold
-from onefold import TX, Guard
+from onefold import TX, Guard, StoreUnavailable
 
-OURS = str(Path(onefold.__file__).parent)
+# Where a signal may be noticed: our functions, and the context managers that they use.
+OURS = (str(Path(onefold.__file__).parent), contextlib.__file__)
 
 # More than any delivery has: a bound for the loop over them.
 EVENTS_MAX = 2_000
 
 # The pool may have to open another connection first.
 NO_CONNECTION_SECONDS = 5
+
+# Nobody else uses the pool.
+AT_ONCE_SECONDS = 0.2
 
 
 class SoftTimeLimit(Exception):
@@ -161,5 +167,75 @@ def test_wherever_it_strikes_a_callers_pool_gets_its_connection_back(
                     assert not connection.autocommit
             except psycopg_pool.PoolTimeout:
                 pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
+
+    assert at > 50
+
+
+def one(guard: Guard, message: str) -> Any:
+    return guard.run("credit", message, lambda: "credited", lease=0.5).value
+
+
+def batch(guard: Guard, message: str) -> Any:
+    return guard.run_batch("credit", [message], key=str, handler=lambda _: "credited", lease=0.5)[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+@pytest.mark.parametrize("story", [one, batch])
+def test_wherever_it_strikes_a_callers_redis_client_gets_its_connection_back(
+    story: Callable[[Guard, str], Any], error: type[BaseException], redis_url: str
+) -> None:
+    pool: Any = redis.BlockingConnectionPool.from_url(redis_url, max_connections=1, timeout=AT_ONCE_SECONDS)
+    with redis.Redis.from_pool(pool), Guard(redis.Redis(connection_pool=pool)) as guard:
+        story(guard, "first")
+        for at in count(1):
+            strike = Noticed(at, error)
+            with suppress(error), strike.armed():
+                story(guard, f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            try:
+                pool.release(pool.get_connection())
+            except redis.ConnectionError:
+                pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
+
+    assert at > 50
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+@pytest.mark.parametrize("server", ["postgres", pytest.param("mysql", marks=pytest.mark.more)])
+def test_wherever_it_strikes_our_own_pool_has_its_slot_back_at_once(
+    server: str, error: type[BaseException], request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(f"{server}_url")
+    with Guard(f"{url}?pool_size=1&pool_timeout={AT_ONCE_SECONDS}s") as guard:
+
+        @guard.transactional("credit", key="message")
+        def credit(message: str, *, tx: Any = TX) -> None:
+            del tx
+
+        credit("first")
+        for at in count(1):
+            strike = Noticed(at, error)
+            with suppress(error), strike.armed():
+                credit(f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            try:
+                credit(f"m{at} again")
+            except StoreUnavailable:
+                pytest.fail(f"{strike.where} ({at}): the slot is still taken")
 
     assert at > 50
