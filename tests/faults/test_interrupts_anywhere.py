@@ -22,7 +22,7 @@ import pytest
 import redis
 
 import onefold
-from onefold import TX, Guard, StoreUnavailable
+from onefold import TX, Guard, StoreUnavailable, current
 
 # Where a signal may be noticed: our functions, and the context managers that they use.
 OURS = (str(Path(onefold.__file__).parent), contextlib.__file__)
@@ -32,6 +32,9 @@ EVENTS_MAX = 2_000
 
 # The pool may have to open another connection first.
 NO_CONNECTION_SECONDS = 5
+
+# A claim that is left is taken over soon.
+LEASE_SECONDS, WAIT_SECONDS = 0.2, 5
 
 # Nobody else uses the pool.
 AT_ONCE_SECONDS = 0.2
@@ -172,11 +175,11 @@ def test_wherever_it_strikes_a_callers_pool_gets_its_connection_back(
 
 
 def one(guard: Guard, message: str) -> Any:
-    return guard.run("credit", message, lambda: "credited", lease=0.5).value
+    return guard.run("credit", message, lambda: "credited", lease=LEASE_SECONDS, wait=WAIT_SECONDS).value
 
 
 def batch(guard: Guard, message: str) -> Any:
-    return guard.run_batch("credit", [message], key=str, handler=lambda _: "credited", lease=0.5)[0]
+    return guard.run_batch("credit", [message], key=str, handler=lambda _: "credited", lease=LEASE_SECONDS)[0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -237,5 +240,50 @@ def test_wherever_it_strikes_our_own_pool_has_its_slot_back_at_once(
                 credit(f"m{at} again")
             except StoreUnavailable:
                 pytest.fail(f"{strike.where} ({at}): the slot is still taken")
+
+    assert at > 50
+
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "memory": lambda _: "memory:",
+    "sqlite": lambda folder: f"sqlite:///{folder / 'shop.db'}?sync=normal",
+}
+
+
+def step(guard: Guard, message: str) -> Any:
+    return guard.run(
+        "steps", message, lambda: current().step("credit", lambda: "credited"), lease=LEASE_SECONDS, wait=WAIT_SECONDS
+    ).value
+
+
+def seen_mode(guard: Guard, message: str) -> Any:
+    return guard.run("seen", message, lambda: "credited", mode="seen").value
+
+
+@pytest.mark.parametrize("story", [one, step, seen_mode])
+@pytest.mark.parametrize("store", STORES)
+def test_wherever_it_strikes_a_soft_limit_is_raised_and_no_result_is_left_out(
+    store: str, story: Callable[[Guard, str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard: list[Any] = []
+    struck: dict[str, str] = {}
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    with Guard(STORES[store](tmp_path)) as guard:
+        story(guard, "first")
+        for at in count(1):
+            strike, raised = Noticed(at, SoftTimeLimit), False
+            try:
+                with strike.armed():
+                    story(guard, f"m{at}")
+            except SoftTimeLimit:
+                raised = True
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            assert raised or unheard, f"{strike.where} ({at}): it was swallowed"
+            unheard.clear()
+            struck[f"m{at}"] = f"{strike.where} ({at})"
+        for message, where in struck.items():
+            assert story(guard, message) == "credited", where
 
     assert at > 50

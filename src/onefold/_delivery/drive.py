@@ -26,7 +26,16 @@ import msgspec
 
 from onefold._concurrency import forks
 from onefold._concurrency.generators import Flow
-from onefold._concurrency.interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
+from onefold._concurrency.interrupts import (
+    as_answer,
+    cancellations,
+    perform,
+    perform_async,
+    spoil,
+    spoil_async,
+    struck,
+    unmasked,
+)
 from onefold._concurrency.users_errors import as_raised
 from onefold._delivery.steps import (
     Ended,
@@ -89,7 +98,7 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
     generation = forks.generation
     try:
         while ran is None or forks.generation == generation:
-            step = flow.send(reply) if failure is None else flow.throw(failure)
+            step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
             if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
@@ -147,7 +156,7 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
     generation = forks.generation
     try:
         while ran is None or forks.generation == generation:
-            step = flow.send(reply) if failure is None else flow.throw(failure)
+            step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
             if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
