@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -202,6 +203,29 @@ def test_wherever_it_strikes_a_callers_redis_client_gets_its_connection_back(
                 pool.release(pool.get_connection())
             except redis.ConnectionError:
                 pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
+
+    assert at > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("story", [one, batch])
+def test_wherever_it_strikes_our_own_redis_client_leaves_no_connection_open(
+    story: Callable[[Guard, str], Any], redis_url: str
+) -> None:
+    with Guard(redis_url) as guard:
+        story(guard, "first")
+        gc.collect()
+        most = len(os.listdir("/dev/fd"))
+        for at in count(1):
+            strike = Noticed(at, SoftTimeLimit)
+            with suppress(SoftTimeLimit), strike.armed():
+                story(guard, f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            # A client's connection refers to itself.
+            gc.collect()
+            assert len(os.listdir("/dev/fd")) <= most, f"{strike.where} ({at}): a connection is left open"
 
     assert at > 50
 

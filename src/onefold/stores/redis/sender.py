@@ -67,7 +67,10 @@ class ConnectionPool:
 
 
 class ConnectionCache(ConnectionPool):
-    """Caches connections of our own client: taking one from a pool and returning it costs as much as a call."""
+    """Caches connections of our own client: taking one from a pool and returning it costs as much as a call.
+
+    The client's pool does not know them. So one that an interrupt loses is garbage, and thus closed.
+    """
 
     keeps = True
 
@@ -83,7 +86,16 @@ class ConnectionCache(ConnectionPool):
         except LookupError:
             connection = None
         # Not where that error is handled: a server that is down would be told as its consequence.
-        return super().take(pool) if connection is None else connection
+        return self._opened(pool) if connection is None else connection
+
+    def _opened(self, pool: Any) -> Any:
+        connection = new_connection(pool)
+        try:
+            connection.connect()
+        except Exception as error:
+            mark_unsent(error)
+            raise
+        return connection
 
     def _leave_the_parents(self) -> None:
         if self._pid != os.getpid():
@@ -94,6 +106,9 @@ class ConnectionCache(ConnectionPool):
         self._idle.setdefault(pool, []).append(connection)
         if self._closed:
             self.drop_idle()
+
+    def discard(self, pool: Any, connection: Any) -> None:  # noqa: ARG002 - the pool has not lent it
+        connection.disconnect()
 
     def drop_idle(self) -> None:
         idle, self._idle = self._idle, {}
@@ -235,6 +250,11 @@ class ClusterSender(Cluster, Sender):
     def _refresh(self) -> None:
         self.connections.drop_idle()
         self.client.nodes_manager.initialize()
+
+
+def new_connection(node: Any) -> Any:
+    """Return a connection to this node, not opened yet. A pool and an async cluster node have the same attributes."""
+    return node.connection_class(**node.connection_kwargs)
 
 
 def _mark_as_sent(answers: list[Any]) -> None:
