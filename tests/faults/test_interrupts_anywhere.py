@@ -6,7 +6,9 @@ Right after a handler it counts as the handler's own error: what that has writte
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -18,17 +20,25 @@ from typing import Any
 
 import psycopg_pool
 import pytest
+import redis
 
 import onefold
-from onefold import TX, Guard
+from onefold import TX, Guard, StoreUnavailable, current
 
-OURS = str(Path(onefold.__file__).parent)
+# Where a signal may be noticed: our functions, and the context managers that they use.
+OURS = (str(Path(onefold.__file__).parent), contextlib.__file__)
 
 # More than any delivery has: a bound for the loop over them.
 EVENTS_MAX = 2_000
 
 # The pool may have to open another connection first.
 NO_CONNECTION_SECONDS = 5
+
+# A claim that is left is taken over soon.
+LEASE_SECONDS, WAIT_SECONDS = 0.2, 5
+
+# Nobody else uses the pool.
+AT_ONCE_SECONDS = 0.2
 
 
 class SoftTimeLimit(Exception):
@@ -161,5 +171,143 @@ def test_wherever_it_strikes_a_callers_pool_gets_its_connection_back(
                     assert not connection.autocommit
             except psycopg_pool.PoolTimeout:
                 pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
+
+    assert at > 50
+
+
+def one(guard: Guard, message: str) -> Any:
+    return guard.run("credit", message, lambda: "credited", lease=LEASE_SECONDS, wait=WAIT_SECONDS).value
+
+
+def batch(guard: Guard, message: str) -> Any:
+    return guard.run_batch("credit", [message], key=str, handler=lambda _: "credited", lease=LEASE_SECONDS)[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+@pytest.mark.parametrize("story", [one, batch])
+def test_wherever_it_strikes_a_callers_redis_client_gets_its_connection_back(
+    story: Callable[[Guard, str], Any], error: type[BaseException], redis_url: str
+) -> None:
+    pool: Any = redis.BlockingConnectionPool.from_url(redis_url, max_connections=1, timeout=AT_ONCE_SECONDS)
+    with redis.Redis.from_pool(pool), Guard(redis.Redis(connection_pool=pool)) as guard:
+        story(guard, "first")
+        for at in count(1):
+            strike = Noticed(at, error)
+            with suppress(error), strike.armed():
+                story(guard, f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            try:
+                pool.release(pool.get_connection())
+            except redis.ConnectionError:
+                pytest.fail(f"{strike.where} ({at}): the pool has lost its connection")
+
+    assert at > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("story", [one, batch])
+def test_wherever_it_strikes_our_own_redis_client_leaves_no_connection_open(
+    story: Callable[[Guard, str], Any], redis_url: str
+) -> None:
+    with Guard(redis_url) as guard:
+        story(guard, "first")
+        gc.collect()
+        most = len(os.listdir("/dev/fd"))
+        for at in count(1):
+            strike = Noticed(at, SoftTimeLimit)
+            with suppress(SoftTimeLimit), strike.armed():
+                story(guard, f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            # A client's connection refers to itself.
+            gc.collect()
+            assert len(os.listdir("/dev/fd")) <= most, f"{strike.where} ({at}): a connection is left open"
+
+    assert at > 50
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [SoftTimeLimit, pytest.param(KeyboardInterrupt, marks=pytest.mark.more)])
+@pytest.mark.parametrize("server", ["postgres", pytest.param("mysql", marks=pytest.mark.more)])
+def test_wherever_it_strikes_our_own_pool_has_its_slot_back_at_once(
+    server: str, error: type[BaseException], request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(f"{server}_url")
+    with Guard(f"{url}?pool_size=1&pool_timeout={AT_ONCE_SECONDS}s") as guard:
+
+        @guard.transactional("credit", key="message")
+        def credit(message: str, *, tx: Any = TX) -> None:
+            del tx
+
+        credit("first")
+        for at in count(1):
+            strike = Noticed(at, error)
+            with suppress(error), strike.armed():
+                credit(f"m{at}")
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            try:
+                credit(f"m{at} again")
+            except StoreUnavailable:
+                pytest.fail(f"{strike.where} ({at}): the slot is still taken")
+
+    assert at > 50
+
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "memory": lambda _: "memory:",
+    "sqlite": lambda folder: f"sqlite:///{folder / 'shop.db'}?sync=normal",
+}
+
+
+def step(guard: Guard, message: str) -> Any:
+    return guard.run(
+        "steps", message, lambda: current().step("credit", lambda: "credited"), lease=LEASE_SECONDS, wait=WAIT_SECONDS
+    ).value
+
+
+def seen_mode(guard: Guard, message: str) -> Any:
+    return guard.run("seen", message, lambda: "credited", mode="seen").value
+
+
+@pytest.mark.parametrize("story", [one, step, seen_mode])
+@pytest.mark.parametrize("store", STORES)
+def test_wherever_it_strikes_a_soft_limit_is_raised_and_no_result_is_left_out(
+    store: str, story: Callable[[Guard, str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard: list[Any] = []
+    struck: dict[str, str] = {}
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    with Guard(STORES[store](tmp_path)) as guard:
+        story(guard, "first")
+        for at in count(1):
+            strike, raised = Noticed(at, SoftTimeLimit), False
+            try:
+                with strike.armed():
+                    story(guard, f"m{at}")
+            except SoftTimeLimit:
+                raised = True
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            assert raised or unheard, f"{strike.where} ({at}): it was swallowed"
+            unheard.clear()
+            struck[f"m{at}"] = f"{strike.where} ({at})"
+        for message, where in struck.items():
+            assert story(guard, message) == "credited", where
 
     assert at > 50

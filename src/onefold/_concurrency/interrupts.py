@@ -19,7 +19,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from onefold.errors import StoreUnavailable
+from onefold.errors import OnefoldError, StoreUnavailable
 
 if TYPE_CHECKING:
     import asyncio
@@ -75,6 +75,18 @@ def _came_from_outside(error: Exception, context: Any) -> bool:
     a store does not distinguish its errors from others, none of them counts as an interrupt.
     """
     return hasattr(context.store, "knows") and not context.store.knows(error)
+
+
+def as_answer(failure: Exception) -> Exception:
+    """Mark the failure of an operation, for the flow into which it is thrown."""
+    with suppress(Exception):
+        failure.is_an_answer = True  # type: ignore[attr-defined]
+    return failure
+
+
+def is_answer(error: Exception) -> bool:
+    """Return whether an error in a flow is the failure of an operation. Any other struck as the flow went on."""
+    return isinstance(error, OnefoldError) or getattr(error, "is_an_answer", False)
 
 
 def _asked_again(step: Any, store: Any, interrupt: BaseException) -> Answered:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from onefold._concurrency.generators import Flow
+from onefold._concurrency.interrupts import is_answer
 from onefold._delivery import decide as _decide
 from onefold._delivery import earlier_ending
 from onefold._delivery.close import close, close_done, finish, give_back, held_ending
@@ -103,8 +104,10 @@ def _disown(entry: Entry) -> Flow[None]:
     """Try to take back a claim that got no answer but may have been written, so that nothing is left in doubt."""
     try:
         yield Releasing(entry.as_claim())
-    except Exception:  # noqa: BLE001 - the store is still down; a lease will end what was written
-        return
+    except Exception as error:
+        # The store is still down; a lease will end what was written.
+        if not is_answer(error):
+            raise
 
 
 def _written(delivery: Delivery, entry: Entry, then: Then) -> Entry | Outcome[Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from onefold._concurrency.generators import Flow
-from onefold._concurrency.interrupts import NotAnswered
+from onefold._concurrency.interrupts import NotAnswered, is_answer
 from onefold._concurrency.users_errors import add_note, class_name, text_of
 from onefold._delivery import decide as _decide
 from onefold._delivery import earlier_ending
@@ -161,7 +161,10 @@ def give_back(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[None]:
     release = Releasing(entry.as_claim(), left)
     try:
         ours = yield release
-    except Exception:  # noqa: BLE001 - the handler's own error must surface, not this one
+    except Exception as failure:
+        if not is_answer(failure):
+            raise
+        # The handler's own error must surface, not this one.
         delivery.tell(Kind.STORE_FAILED, address, entry.attempt, "release")
         return
     delivery.tell(Kind.RELEASED if ours else Kind.LOST, address, entry.attempt, name)
@@ -188,7 +191,11 @@ def insist(tell: Teller, claim: Claim, step: StoreStep, what: str) -> Flow[bool 
         try:
             ours: bool = yield step
             return ours
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is asked again: something has happened
+        except Exception as error:
+            if not is_answer(error):
+                # An interrupt after the answer.
+                raise
+            # Whatever it is, it is asked again: something has happened.
             failure = error
         tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
         waited += yield Took()
@@ -221,7 +228,10 @@ def _restore_earlier(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[boo
     name = type(ended.error).__name__
     try:
         ours = yield from _write_earlier(entry, ended, name if ended.started else "")
-    except Exception:  # noqa: BLE001 - the handler's own error must surface, and the lease will end
+    except Exception as failure:
+        if not is_answer(failure):
+            raise
+        # The handler's own error must surface, and the lease will end.
         delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "claim")
         return True
     if ours is not None:

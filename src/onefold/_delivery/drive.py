@@ -10,6 +10,9 @@ interrupt propagates after the clean-up. Inside a transaction nothing is ever se
 and a later statement would be committed by itself. There the flow is abandoned, and the store makes sure that nothing
 of it can be committed.
 
+What is raised here has this frame in its traceback. So the frame forgets it: otherwise whatever an interrupt left
+behind, such as a place in a pool, would be free only after the garbage collector has found the cycle.
+
 If a handler forks, its child may return here as well. The claim and the transaction are the parent's: the child leaves
 them alone.
 """
@@ -23,7 +26,16 @@ import msgspec
 
 from onefold._concurrency import forks
 from onefold._concurrency.generators import Flow
-from onefold._concurrency.interrupts import cancellations, perform, perform_async, spoil, spoil_async, struck, unmasked
+from onefold._concurrency.interrupts import (
+    as_answer,
+    cancellations,
+    perform,
+    perform_async,
+    spoil,
+    spoil_async,
+    struck,
+    unmasked,
+)
 from onefold._concurrency.users_errors import as_raised
 from onefold._delivery.steps import (
     Ended,
@@ -86,7 +98,7 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
     generation = forks.generation
     try:
         while ran is None or forks.generation == generation:
-            step = flow.send(reply) if failure is None else flow.throw(failure)
+            step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
             if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
@@ -104,13 +116,12 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
-        handed = None if ran is None else ran.error
-        if struck(error, handed, context, answered=isinstance(reply, Record)):
+        if struck(error, _handed(ran), context, answered=isinstance(reply, Record)):
             spoil(context, error, ran)
-        raised = error if error is handed else as_raised(error)
-        if interrupt is None and raised is error:
+        if interrupt is None and (error is _handed(ran) or as_raised(error) is error):
+            reply = failure = ran = None
             raise
-        interrupt = interrupt or raised
+        interrupt = interrupt or as_raised(error)
     except BaseException as error:
         spoil(context, error, ran)
         raise
@@ -118,7 +129,15 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
-    raise _of_a_child(ran) if interrupt is None else interrupt
+    try:
+        raise _of_a_child(ran) if interrupt is None else interrupt
+    finally:
+        reply = failure = ran = interrupt = None
+
+
+def _handed(ran: Ended | None) -> BaseException | None:
+    """Return the handler's own error."""
+    return None if ran is None else ran.error
 
 
 def _of_a_child(ran: Ended | None) -> BaseException:
@@ -137,7 +156,7 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
     generation = forks.generation
     try:
         while ran is None or forks.generation == generation:
-            step = flow.send(reply) if failure is None else flow.throw(failure)
+            step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
             if isinstance(step, StoreStep):
                 sent = time.monotonic() if step.counts else sent
@@ -155,9 +174,10 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
     except Exception as error:
-        if struck(error, None if ran is None else ran.error, context, answered=isinstance(reply, Record)):
+        if struck(error, _handed(ran), context, answered=isinstance(reply, Record)):
             await spoil_async(context, error, ran)
         if interrupt is None:
+            reply = failure = ran = None
             raise
     except BaseException as error:
         await spoil_async(context, error, ran)
@@ -166,7 +186,10 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
-    raise _of_a_child(ran) if interrupt is None else interrupt
+    try:
+        raise _of_a_child(ran) if interrupt is None else interrupt
+    finally:
+        reply = failure = ran = interrupt = None
 
 
 def _lease(step: Step, context: SupportsDriving, watched: list[Claim], sent: float) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from onefold._concurrency.generators import Flow
+from onefold._concurrency.interrupts import is_answer
 from onefold._concurrency.users_errors import repr_of
 from onefold._delivery.steps import Ended, Extending, Running, Unwatching
 from onefold._delivery.work import Delivery, refused
@@ -49,7 +50,10 @@ def _end_lease(delivery: Delivery, entry: Entry, notes: bytes | None) -> Flow[No
     at_once = Claim(entry.address, entry.token, 0.0, entry.ttl)
     try:
         yield Extending(at_once, notes)
-    except Exception:  # noqa: BLE001 - the probe's own error must surface, not this one
+    except Exception as error:
+        if not is_answer(error):
+            raise
+        # The probe's own error must surface, not this one.
         delivery.tell(Kind.STORE_FAILED, entry.address, entry.attempt, "extend")
     # In a batch the heartbeat would give it a new lease until the last message has run.
     yield Unwatching((at_once,))

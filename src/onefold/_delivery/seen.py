@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from onefold._concurrency.generators import Flow
+from onefold._concurrency.interrupts import is_answer
 from onefold._delivery import decide as _decide
 from onefold._delivery.claim import answer, without_store
 from onefold._delivery.close import FINISH_PAUSE_FIRST
@@ -63,7 +64,10 @@ def write_seen(delivery: Delivery, entry: Entry, replacing: Record | None) -> Fl
     for write in range(WRITES_MAX):
         try:
             in_the_way = yield Claiming(entry, replacing)
-        except Exception:  # noqa: BLE001 - an effect that happened is never reported as failed
+        except Exception as error:
+            if not is_answer(error):
+                raise
+            # An effect that happened is never reported as failed.
             delivery.tell(Kind.STORE_FAILED, entry.address, detail="claim")
             if write + 1 < WRITES_MAX:
                 yield Pausing(FINISH_PAUSE_FIRST * 2**write)

@@ -186,7 +186,10 @@ def as_stored(
     """Return the bytes of a value of this type, or the reason why there are none. For `struck` see `done_ending`."""
     struck, raises = ([], True) if struck is None else (struck, False)
     try:
-        stored = encoded(delivery.codec, value, returns, struck)
+        try:
+            stored = as_bytes(delivery.codec.encode(value, returns))
+        except BaseException as first:  # noqa: BLE001 - raised by whoever passed `struck`, or here
+            stored = encoded_again(delivery.codec, value, returns, first, struck)
     except Exception as error:  # noqa: BLE001 - even a user's own codec must not lose the effect
         return None, plain(text_of(error))
     if struck and raises:
@@ -196,21 +199,18 @@ def as_stored(
     return None, f"{len(stored)} bytes, and max_result_bytes={delivery.policy.max_result_bytes}"
 
 
-def encoded(codec: Codec, value: Any, returns: Any, struck: list[BaseException]) -> bytes:
-    """Encode a value with its codec. An interrupt that came meanwhile is appended to `struck`.
+def encoded_again(codec: Codec, value: Any, returns: Any, first: BaseException, struck: list[BaseException]) -> bytes:
+    """Encode a value once more after an error. If that was an interrupt, it is appended to `struck`.
 
     A codec, and the value's own classes, may raise anything. An error that does not recur came from outside, as from a
-    signal handler.
+    signal handler. The first attempt is the caller's own: a function around it could be interrupted as it begins.
     """
-    try:
-        return _as_bytes(codec.encode(value, returns))
-    except BaseException as first:  # noqa: BLE001 - raised by the caller who passed `struck`
-        again = _as_bytes(codec.encode(value, returns))
-        struck.append(first.__cause__ if isinstance(first, Unstorable) and first.__cause__ is not None else first)
-        return again
+    again = as_bytes(codec.encode(value, returns))
+    struck.append(first.__cause__ if isinstance(first, Unstorable) and first.__cause__ is not None else first)
+    return again
 
 
-def _as_bytes(encoded: Any) -> bytes:
+def as_bytes(encoded: Any) -> bytes:
     """Return a codec's output as the bytes that every store takes. Raises `TypeError` for anything else."""
     if isinstance(encoded, bytes):
         return encoded
@@ -259,7 +259,7 @@ def failed_ending(delivery: Delivery, error: Exception | str, noted: bytes | Non
         facts["args"] = list(error.args)
     for attempt in (facts, {name: facts[name] for name in ("type", "message")}):
         try:
-            result: bytes | None = _as_bytes(delivery.codec.encode(attempt, Any))
+            result: bytes | None = as_bytes(delivery.codec.encode(attempt, Any))
             break
         except Exception:  # noqa: BLE001 - the arguments cannot be stored: the name and the message can
             result = None

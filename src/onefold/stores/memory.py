@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from onefold._concurrency.forks import set_lock
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
-from onefold.errors import StoreUnavailable, UsageError
+from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.base import Query
 from onefold.stores.kinds import StoreKind
 
@@ -131,6 +131,10 @@ class MemoryStore:
                 for close in closes
             ]
 
+    def knows(self, error: BaseException) -> bool:
+        """Return whether an error is ours, or may be a subclass's own. Any other came from a signal handler."""
+        return isinstance(error, OnefoldError) or type(self) is not MemoryStore
+
     def browse(self, query: Query, limit: int) -> list[Record]:
         with self._mutex:
             now = self._clock()
@@ -214,9 +218,10 @@ class MemoryStore:
         return True
 
     def _put(self, address: Address, row: Row) -> None:
-        self._rows[address] = row
+        # First: an interrupt in between must not leave a row that is never swept.
         if row.expires < self._first_end:
             self._first_end = row.expires
+        self._rows[address] = row
 
     def _alive(self, address: Address, now: float) -> Row | None:
         row = self._rows.get(address)

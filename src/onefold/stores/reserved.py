@@ -30,9 +30,14 @@ def connecting() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with suppress(AttributeError):
-            error.on_the_way = True  # type: ignore[attr-defined]
+        mark_unsent(error)
         raise
+
+
+def mark_unsent(error: Exception) -> None:
+    """Mark an error that was raised while connecting: nothing was sent."""
+    with suppress(AttributeError):
+        error.on_the_way = True  # type: ignore[attr-defined]
 
 
 def came_to_nothing(error: BaseException) -> bool:

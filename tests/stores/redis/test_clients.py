@@ -15,9 +15,10 @@ import valkey
 import valkey.asyncio
 
 from onefold import AsyncGuard, Guard, StoreUnavailable, UsageError
-from onefold._model import State
+from onefold._model import Close, State
 from onefold.stores.base import Query
 from onefold.stores.redis import AsyncRedisStore, RedisStore, adopt, open_async_store, open_store
+from onefold.stores.redis.sender import named
 from onefold.stores.redis.urls import parsed
 from tests.stores.redis.tools import DONE, claim_of, entry
 
@@ -97,6 +98,63 @@ def test_a_client_of_the_callers_own_is_used_and_not_closed(kind: str, redis_url
         connection = client.client_id()
         store.close()
         assert client.client_id() == connection
+
+
+def counting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Each request to the pool for a connection since."""
+    asked: list[Any] = []
+    take = pool.get_connection
+
+    def counted(*command: str) -> Any:
+        asked.append(command)
+        return take(*command)
+
+    monkeypatch.setattr(pool, "get_connection", counted)
+    return asked
+
+
+@pytest.mark.parametrize("library", [redis, valkey])
+def test_a_busy_pool_of_the_callers_own_is_waited_for_once(
+    library: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = library.BlockingConnectionPool(port=port_of(redis_url), max_connections=1, timeout=0.01)
+    client = (library.Redis if library is redis else library.Valkey)(connection_pool=pool)
+    store, claims = RedisStore(client), [entry("one"), entry("two")]
+    with client, closing(store):
+        assert store.claim_all(claims) == [None, None]
+        busy = pool.get_connection(*named(pool.__class__))
+        asked = counting(pool, monkeypatch)
+
+        with pytest.raises(StoreUnavailable, match="all connections of the client are in use"):
+            store.read(claims[0].address)
+        assert len(asked) == 1
+        assert store.finish(claim_of(claims[0]), DONE) is True
+        assert len(asked) == 2
+        assert store.close_all([Close(claim_of(claims[1]), DONE)]) == [True]
+        assert len(asked) == 3
+        pool.release(busy)
+    pool.disconnect()
+
+
+def test_a_busy_async_pool_of_the_callers_own_is_waited_for_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waits() -> int:
+        pool: Any = redis.asyncio.BlockingConnectionPool(port=port_of(redis_url), max_connections=1, timeout=0.01)
+        store = AsyncRedisStore(redis.asyncio.Redis(connection_pool=pool))
+        assert await store.claim(entry("one")) is None
+        busy = await pool.get_connection()
+        asked = counting(pool, monkeypatch)
+
+        with pytest.raises(StoreUnavailable, match="all connections of the client are in use"):
+            await store.read(entry("one").address)
+
+        await pool.release(busy)
+        await store.aclose()
+        await pool.disconnect()
+        return len(asked)
+
+    assert asyncio.run(waits()) == 1
 
 
 @pytest.mark.parametrize("kind", CLUSTERS)

@@ -12,7 +12,7 @@ from onefold._delivery.close import insist
 from onefold._delivery.handler_steps.left import StepsLeft
 from onefold._delivery.handler_steps.log_writes import Logging, Turns
 from onefold._delivery.steps import Ended, Running
-from onefold._delivery.work import encoded
+from onefold._delivery.work import as_bytes, encoded_again
 from onefold._model import Address, Entry
 from onefold._model.notes import RESERVED
 from onefold.codecs import Codec, Unreadable, type_name
@@ -109,7 +109,10 @@ class StepLog:
         stored, problem = None, ""
         struck: list[BaseException] = []
         try:
-            stored = encoded(self.codec, value, returns, struck)
+            try:
+                stored = as_bytes(self.codec.encode(value, returns))
+            except BaseException as first:  # noqa: BLE001 - raised below
+                stored = encoded_again(self.codec, value, returns, first, struck)
         except Exception:  # noqa: BLE001 - the step happened, whatever its value is
             problem = "which cannot be stored"
         with self.turns.adding:

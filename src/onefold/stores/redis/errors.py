@@ -49,6 +49,9 @@ CODES: Final = {
 # The messages of a cluster client about a server outside a cluster: there is no code for it.
 NO_CLUSTER: Final = ("cluster support disabled", "Cluster mode is not enabled")
 
+# The message of a pool whose connections were all in use for as long as it waits: its class is that of a lost one.
+NONE_FREE: Final = "No connection available."
+
 
 def is_failure(error: Exception) -> bool:
     """Return whether an error comes from a client library or its sockets; any other is a programming error."""
@@ -68,7 +71,7 @@ def translated(error: Exception, where: str) -> OnefoldError:
 
 def _problem(error: Exception) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
-    if "MaxConnectionsError" in names:
+    if "MaxConnectionsError" in names or str(error) == NONE_FREE:
         return "all connections of the client are in use. Raise its max_connections"
     if "TimeoutError" in names:
         return f"it did not answer in time ({error}). Is it overloaded? Then raise socket_timeout"

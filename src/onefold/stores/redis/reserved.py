@@ -12,12 +12,7 @@ from typing import Any
 
 from onefold.stores.redis.async_sender import AsyncClusterSender, AsyncSender
 from onefold.stores.redis.routing import NodeBatch
-from onefold.stores.redis.sender import ConnectionCache, Sender
-
-
-def new_connection(node: Any) -> Any:
-    """Return a connection to this node, not opened yet. A pool and an async cluster node have the same attributes."""
-    return node.connection_class(**node.connection_kwargs)
+from onefold.stores.redis.sender import ConnectionCache, Sender, new_connection
 
 
 def _name(node: Any) -> object:
@@ -47,9 +42,6 @@ class Reserve(ConnectionCache):
             connection.disconnect()
         else:
             self._idle[pool] = [connection]
-
-    def discard(self, pool: Any, connection: Any) -> None:  # noqa: ARG002 - the pool has not lent it
-        connection.disconnect()
 
 
 class Renewals:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold.durations import as_text
 from onefold.errors import StoreUnavailable
+from onefold.stores.redis.errors import NONE_FREE
 from onefold.stores.redis.records import Command, ScriptCall
 
 T = TypeVar("T")
@@ -131,6 +132,11 @@ def library_of(client: Any) -> str:
 
 def errors_of(client: Any) -> ModuleType:
     return import_module(f"{library_of(client)}.exceptions")
+
+
+def was_none_free(error: Exception) -> bool:
+    """Return whether a pool has waited for a connection in vain. Asking it again would wait as long once more."""
+    return str(error) == NONE_FREE
 
 
 class Wait(NamedTuple):
@@ -260,7 +266,8 @@ class Dispatch:
 
     def _met(self, error: Exception) -> None:
         """Handle the error of a connection. Only a lost connection is retried, and not forever."""
-        if type(error) is not self._topology.errors.ConnectionError or self._lost == LOST_MAX:
+        lost = type(error) is self._topology.errors.ConnectionError and not was_none_free(error)
+        if not lost or self._lost == LOST_MAX:
             raise error
         self._failure, self._refresh, self._pause = error, True, self._lost > 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -24,16 +25,28 @@ from onefold.stores.redis.routing import (
     dispatch,
     errors_of,
     library_of,
+    was_none_free,
 )
-from onefold.stores.reserved import connecting
+from onefold.stores.reserved import mark_unsent
 
 
 class ConnectionPool:
-    """Connections of a caller's client: taken from its pool and returned at once, as the client itself does."""
+    """Connections of a caller's client: taken from its pool and returned at once, as the client itself does.
+
+    A connection that is neither used nor returned would be lost to the caller. So an interrupt must not be noticed on
+    the way from the pool to whoever returns it: no context manager is left, and no argument list is unpacked.
+    """
+
+    # Whether connections are returned by the methods below. Otherwise whoever took one calls the pool's own `release`:
+    # an interrupt at the beginning of a function of ours would lose it.
+    keeps = False
 
     def take(self, pool: Any) -> Any:
-        with connecting():
-            return pool.get_connection(*named(pool.__class__))
+        try:
+            return pool.get_connection("EVALSHA") if named(pool.__class__) else pool.get_connection()
+        except Exception as error:
+            mark_unsent(error)
+            raise
 
     def give_back(self, pool: Any, connection: Any) -> None:
         pool.release(connection)
@@ -54,7 +67,12 @@ class ConnectionPool:
 
 
 class ConnectionCache(ConnectionPool):
-    """Caches connections of our own client: taking one from a pool and returning it costs as much as a call."""
+    """Caches connections of our own client: taking one from a pool and returning it costs as much as a call.
+
+    The client's pool does not know them. So one that an interrupt loses is garbage, and thus closed.
+    """
+
+    keeps = True
 
     def __init__(self) -> None:
         self._idle: dict[Any, list[Any]] = {}
@@ -68,7 +86,16 @@ class ConnectionCache(ConnectionPool):
         except LookupError:
             connection = None
         # Not where that error is handled: a server that is down would be told as its consequence.
-        return super().take(pool) if connection is None else connection
+        return self._opened(pool) if connection is None else connection
+
+    def _opened(self, pool: Any) -> Any:
+        connection = new_connection(pool)
+        try:
+            connection.connect()
+        except Exception as error:
+            mark_unsent(error)
+            raise
+        return connection
 
     def _leave_the_parents(self) -> None:
         if self._pid != os.getpid():
@@ -79,6 +106,9 @@ class ConnectionCache(ConnectionPool):
         self._idle.setdefault(pool, []).append(connection)
         if self._closed:
             self.drop_idle()
+
+    def discard(self, pool: Any, connection: Any) -> None:  # noqa: ARG002 - the pool has not lent it
+        connection.disconnect()
 
     def drop_idle(self) -> None:
         idle, self._idle = self._idle, {}
@@ -109,18 +139,27 @@ class Sender(Alone):
         try:
             pool = self._pool(self.node_of(call.key))
             connection = self.connections.take(pool)
+            unread = True
             try:
                 connection.send_packed_command((call.packed(),))
                 reply = connection.read_response(disable_decoding=True)
+                unread = False
             except self.errors.ResponseError:
-                self.connections.give_back(pool, connection)
+                unread = False
                 raise
-            except BaseException:
-                self.connections.discard(pool, connection)
-                raise
-            self.connections.give_back(pool, connection)
+            finally:
+                if unread:
+                    connection.disconnect()
+                if not self.connections.keeps:
+                    pool.release(connection)
+                elif unread:
+                    self.connections.discard(pool, connection)
+                else:
+                    self.connections.give_back(pool, connection)
             return reply
-        except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError):
+        except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError) as error:
+            if was_none_free(error):
+                raise
             return run(dispatch(self, [call]), self)[0]
 
     def send(self, step: Step) -> Any:
@@ -135,6 +174,7 @@ class Sender(Alone):
         """Send everything, then read everything, so that the servers work concurrently."""
         answers: list[Any] = [None] * len(batches)
         under_way: list[tuple[int, Any, Any]] = []
+        left = iter(under_way)
         try:
             for number, batch in enumerate(batches):
                 try:
@@ -150,17 +190,27 @@ class Sender(Alone):
             for number, _, connection in under_way:
                 if answers[number] is None:
                     answers[number] = self._replies(batches[number], connection)
+            self._return(left, answers)
         except BaseException:
-            for _, pool, connection in under_way:
-                self.connections.discard(pool, connection)
+            # An interrupt may have come while they were returned: the rest is left.
+            self._return(left, answers)
             raise
-        for number, pool, connection in under_way:
-            if isinstance(answers[number], Exception):
+        return answers
+
+    def _return(self, left: Iterator[tuple[int, Any, Any]], answers: list[Any]) -> None:
+        """Return connections: those on which something may be unread are closed."""
+        for number, pool, connection in left:
+            # Compared without a call, after which an interrupt could be noticed.
+            unread = answers[number].__class__ is not list
+            if unread:
+                connection.disconnect()
+            if not self.connections.keeps:
+                pool.release(connection)
+            elif unread:
                 self.connections.discard(pool, connection)
                 self.connections.drop_idle_of(pool)
             else:
                 self.connections.give_back(pool, connection)
-        return answers
 
     def _replies(self, batch: NodeBatch, connection: Any) -> Any:
         """Return the replies to a batch, and to `after`; or the error of the connection."""
@@ -200,6 +250,11 @@ class ClusterSender(Cluster, Sender):
     def _refresh(self) -> None:
         self.connections.drop_idle()
         self.client.nodes_manager.initialize()
+
+
+def new_connection(node: Any) -> Any:
+    """Return a connection to this node, not opened yet. A pool and an async cluster node have the same attributes."""
+    return node.connection_class(**node.connection_kwargs)
 
 
 def _mark_as_sent(answers: list[Any]) -> None:

@@ -6,8 +6,8 @@ requests (`_concurrency.generators`), written once for sync and async.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -126,9 +126,9 @@ class TransactionRules(SqlFlows):
     conn: Any = None
     # Whether the records are rows that the handler writes: pending changes of a session have to be sent first.
     _reads_the_work = False
-    # Enter the pool's context manager, and keep the connection until it is returned.
-    _enter: Callable[[Any], Any]
-    _lent: Any
+    # The pool's context manager, from which the connection is borrowed. Not in an `ExitStack`: an interrupt in there
+    # leaves a reference cycle, and so the pool would get it back only from the garbage collector.
+    _lent: Any = None
 
     def __init__(self, database: Database, pool: Any) -> None:
         self.database = database
@@ -152,6 +152,10 @@ class TransactionRules(SqlFlows):
         self.database = self.database._replace(sql=self.database.sql.rows_of(column))
         self._reads_the_work = True
 
+    def _borrow(self, lent: Any) -> Any:
+        """Enter the pool's context manager, and keep it until the connection is returned."""
+        raise NotImplementedError
+
     def let_go(self) -> Any:
         """Return the connection to the pool."""
         raise NotImplementedError
@@ -161,7 +165,7 @@ class TransactionRules(SqlFlows):
             try:
                 if self._begun:
                     yield self.let_go
-                self.conn = yield partial(self._enter, self._pool.acquire())
+                self.conn = yield partial(self._borrow, self._pool.acquire())
                 self._begun, self._check, self._spoiled = True, None, False
                 yield self.conn.begin
             except Exception as error:
@@ -270,7 +274,7 @@ class TransactionRules(SqlFlows):
         """Return whether a connection has to be given back. A child that a handler has forked leaves it alone."""
         if self._begun and self._generation != forks.generation:
             self._begun = False
-            inherited.append(self._lent.pop_all())
+            inherited.append(self._lent)
         return self._begun
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
@@ -286,8 +290,11 @@ class SqlTransaction(TransactionRules, JoinedRecords):
 
     def __init__(self, database: Database, pool: ConnectionSource) -> None:
         super().__init__(database, pool)
-        self._lent = ExitStack()
-        self._enter = self._lent.enter_context
+
+    def _borrow(self, lent: AbstractContextManager[Connection]) -> Connection:
+        found = lent.__enter__()
+        self._lent = lent
+        return found
 
     def begin(self) -> None:
         run(self._begin())
@@ -308,7 +315,8 @@ class SqlTransaction(TransactionRules, JoinedRecords):
                 run(self._undo())
             finally:
                 self._begun = False
-                self._lent.close()
+                lent, self._lent = self._lent, None
+                lent.__exit__(None, None, None)
 
 
 class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
@@ -316,8 +324,11 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
 
     def __init__(self, database: Database, pool: AsyncConnectionSource) -> None:
         super().__init__(database, pool)
-        self._lent = AsyncExitStack()
-        self._enter = self._lent.enter_async_context
+
+    async def _borrow(self, lent: AbstractAsyncContextManager[AsyncConnection]) -> AsyncConnection:
+        found = await lent.__aenter__()
+        self._lent = lent
+        return found
 
     async def begin(self) -> None:
         await run_async(self._begin())
@@ -345,7 +356,8 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
         try:
             await run_async(self._undo())
         finally:
-            await self._lent.aclose()
+            lent, self._lent = self._lent, None
+            await lent.__aexit__(None, None, None)
 
 
 def explain(error: Exception, database: Database) -> None:
