@@ -435,6 +435,21 @@ def test_a_bypass_with_a_name_that_fails_may_run_again_under_it(store: ProxyStor
     assert record(store).history == ("bypassed as ticket 1",)
 
 
+@pytest.mark.parametrize("name", ["ticket 1", "bypass failed: 1"])
+def test_a_failed_bypass_does_not_let_those_before_it_run_again(store: ProxyStore, name: str) -> None:
+    runs = iter(range(9))
+    with Guard(store, policy=policy()) as guard:
+        guard.run("charge", "pay_1", lambda: next(runs))
+        guard.run("charge", "pay_1", lambda: next(runs), bypass=name)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                guard.run("charge", "pay_1", lambda: 1 / 0, bypass="ticket 2")
+        redelivered = guard.run("charge", "pay_1", lambda: next(runs), bypass=name)
+
+    assert (redelivered.value, redelivered.replayed) == (1, True)
+    assert record(store).history == ("bypass failed: ZeroDivisionError", f"bypassed as {name}")
+
+
 def test_a_bypass_with_a_name_that_died_runs_again_under_it_and_is_named_once(store: ProxyStore, clock: Clock) -> None:
     with Guard(store) as guard:
         guard.run("charge", "pay_1", lambda: "first")
