@@ -288,6 +288,24 @@ def test_a_probe_that_knows_ends_the_bypass(store: ProxyStore) -> None:
     assert guard.run("charge", "pay_1", pytest.fail).value == "from the bank"
 
 
+@pytest.mark.parametrize(
+    ("answer", "names"), [(Done("from the bank"), ()), (NotDone(), ("bypassed as ticket 1",))], ids=["done", "not done"]
+)
+def test_a_name_is_used_up_by_a_run_and_not_by_a_probe_that_answers_for_it(
+    store: ProxyStore, clock: Clock, answer: Any, names: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match="died"):
+        Guard(store, policy=policy(lease=5)).run("charge", "pay_1", dying(store))
+    store.down.clear()
+    clock.advance(6)
+
+    with Guard(store, policy=Policy(after_crash=lambda _current: answer)) as guard:
+        guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1")
+        assert record(store).history == names
+        assert guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1").value == "by the ticket"
+        assert guard.run("charge", "pay_1", pytest.fail, bypass="ticket 1").value == "by the ticket"
+
+
 @pytest.mark.parametrize("operation", ["read", "take_over"])
 @pytest.mark.parametrize("how", ["down", "reply_lost"])
 def test_a_store_that_fails_while_it_is_put_back_changes_nothing(
