@@ -368,10 +368,14 @@ class Rows(Dialect):
         )
 
     def _kept(self, role: str, name: str, described: str) -> Kept:
-        catalog, form, quoted = self.catalog, form_of(described), self._quoted(name)
+        catalog, form, quoted = self.catalog, self._form(described), self._quoted(name)
         read = quoted if form.is_bytes else catalog.read.format(column=quoted)
         write = catalog.write_bytes if form.is_bytes else catalog.write_json if form.is_json else catalog.write
         return Kept(name, described, form, read, write.format(name=role, type=described.lower()))
+
+    def _form(self, described: str) -> Form:
+        """Return the form of values in a column of this type."""
+        return form_of(described)
 
     def _quoted(self, name: str) -> str:
         # Quoted, because a table may be called `order`. The schema's name was not checked.
