@@ -283,6 +283,12 @@ class Rows(Dialect):
             "the database gives them back",
         )
 
+    def _unsuited(self, address: Address, types: dict[str, str]) -> UsageError:
+        """Create the error for a key, or a tenant, that is no value of the column's type."""
+        table, names = self._column.table, self._names
+        columns = " or ".join(f"{table}.{names[name]} ({type_})" for name, type_ in types.items())
+        return _about(address, f"this is no value of {columns}. Roll back. Use a column of text for keys from outside")
+
     def _written_by_another(self, address: Address) -> InProgress:
         column, error = self._column, InProgress.about(address, retry_after=RETRY_AFTER)
         message = (
