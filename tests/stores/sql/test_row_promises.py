@@ -335,6 +335,25 @@ def test_a_row_that_cannot_be_the_record_is_refused_before_anything_runs(
         pay("k1")
 
 
+@pytest.mark.parametrize("columns", ["answer VARCHAR(3), print VARCHAR(255)", "answer TEXT, print VARCHAR(20)"])
+def test_outside_the_strict_mode_of_mysql_nothing_is_cut_either(guard: Guard, ledger: Ledger, columns: str) -> None:
+    if ledger.database != "mariadb":
+        pytest.skip("the others refuse it")
+    ledger.execute(f"CREATE TABLE requests (number VARCHAR(50) PRIMARY KEY, {columns})")
+    record = RecordColumn("requests", "number", result="answer", fingerprint="print")
+
+    @guard.transactional("pay", key="key", record=record)
+    def pay(key: str, *, tx: Any = TX) -> int:
+        sql(tx, "SET SESSION sql_mode = ''")
+        sql(tx, CREDIT)
+        return 12345
+
+    with pytest.raises(UsageError, match=r"requests does not take what has to be written into answer \("):
+        pay("k1")
+
+    assert (ledger.balance, ledger.rows("SELECT * FROM requests")) == (0, [])
+
+
 def test_a_result_that_does_not_fit_names_its_column_and_nothing_is_committed(guard: Guard, ledger: Ledger) -> None:
     if ledger.database == "sqlite":
         pytest.skip("SQLite has no lengths")
