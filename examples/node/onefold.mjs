@@ -214,7 +214,8 @@ async function close(store, address, entry, handler, keep) {
     value = await handler({ attempt: entry.attempt, isLost: () => lost });
   } catch (error) {
     const left = { ttl: keep, attempt: entry.attempt, notes: null, remark: `released: ${error.name}${entry.remark ?? ""}` };
-    await store.release(address, entry, entry.attempt > 1 || entry.bypasses ? left : null);
+    // If the store fails now, the lease will end. The handler's own error is the one to show.
+    await store.release(address, entry, entry.attempt > 1 || entry.bypasses ? left : null).catch(() => {});
     throw error;
   } finally {
     clearInterval(beat);
@@ -307,7 +308,7 @@ function uint(value, size) {
 // Rounded up, because nothing may end too early. Empty: forever.
 const milliseconds = (seconds) => (seconds === Infinity ? "" : String(Math.max(0, Math.ceil(seconds * 1000))));
 
-// A client of Redis, as far as this file needs one. A lost connection fails what waits for an answer.
+// A client of Redis, as far as this file needs one. A lost connection fails what waits for an answer, and what comes after.
 
 export class Redis {
   static async connect(url) {
@@ -319,13 +320,14 @@ export class Redis {
   }
 
   constructor(socket) {
-    Object.assign(this, { socket, waiting: [], unread: NOTHING });
+    Object.assign(this, { socket, waiting: [], unread: NOTHING, lost: null });
     socket.on("data", (bytes) => this.heard(bytes));
     socket.on("error", (error) => this.failed(error));
     socket.on("close", () => this.failed(new Error("the connection was closed")));
   }
 
   call(...words) {
+    if (this.lost) return Promise.reject(this.lost);
     const bytes = words.map((word) => (Buffer.isBuffer(word) ? word : Buffer.from(word)));
     const parts = bytes.flatMap((word) => [Buffer.from(`$${word.length}\r\n`), word, Buffer.from("\r\n")]);
     this.socket.write(Buffer.concat([Buffer.from(`*${bytes.length}\r\n`), ...parts]));
@@ -350,6 +352,7 @@ export class Redis {
   }
 
   failed(error) {
+    this.lost ??= error;
     for (const { reject } of this.waiting.splice(0)) reject(error);
   }
 }

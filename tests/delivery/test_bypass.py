@@ -288,6 +288,24 @@ def test_a_probe_that_knows_ends_the_bypass(store: ProxyStore) -> None:
     assert guard.run("charge", "pay_1", pytest.fail).value == "from the bank"
 
 
+@pytest.mark.parametrize(
+    ("answer", "names"), [(Done("from the bank"), ()), (NotDone(), ("bypassed as ticket 1",))], ids=["done", "not done"]
+)
+def test_a_name_is_used_up_by_a_run_and_not_by_a_probe_that_answers_for_it(
+    store: ProxyStore, clock: Clock, answer: Any, names: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match="died"):
+        Guard(store, policy=policy(lease=5)).run("charge", "pay_1", dying(store))
+    store.down.clear()
+    clock.advance(6)
+
+    with Guard(store, policy=Policy(after_crash=lambda _current: answer)) as guard:
+        guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1")
+        assert record(store).history == names
+        assert guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1").value == "by the ticket"
+        assert guard.run("charge", "pay_1", pytest.fail, bypass="ticket 1").value == "by the ticket"
+
+
 @pytest.mark.parametrize("operation", ["read", "take_over"])
 @pytest.mark.parametrize("how", ["down", "reply_lost"])
 def test_a_store_that_fails_while_it_is_put_back_changes_nothing(
@@ -433,6 +451,21 @@ def test_a_bypass_with_a_name_that_fails_may_run_again_under_it(store: ProxyStor
         assert guard.run("charge", "pay_1", lambda: "?", bypass="ticket 1").value == "second"
 
     assert record(store).history == ("bypassed as ticket 1",)
+
+
+@pytest.mark.parametrize("name", ["ticket 1", "bypass failed: 1"])
+def test_a_failed_bypass_does_not_let_those_before_it_run_again(store: ProxyStore, name: str) -> None:
+    runs = iter(range(9))
+    with Guard(store, policy=policy()) as guard:
+        guard.run("charge", "pay_1", lambda: next(runs))
+        guard.run("charge", "pay_1", lambda: next(runs), bypass=name)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                guard.run("charge", "pay_1", lambda: 1 / 0, bypass="ticket 2")
+        redelivered = guard.run("charge", "pay_1", lambda: next(runs), bypass=name)
+
+    assert (redelivered.value, redelivered.replayed) == (1, True)
+    assert record(store).history == ("bypass failed: ZeroDivisionError", f"bypassed as {name}")
 
 
 def test_a_bypass_with_a_name_that_died_runs_again_under_it_and_is_named_once(store: ProxyStore, clock: Clock) -> None:

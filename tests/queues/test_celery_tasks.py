@@ -484,6 +484,25 @@ def test_after_a_lost_claim_the_result_of_the_new_owner_counts(
     assert said == 3 if done else isinstance(said, Ignore)
 
 
+def test_after_a_retry_the_key_of_another_payload_is_still_refused(eager: Celery, guard: Guard) -> None:
+    charged: list[int] = []
+
+    def charge(self: Any, amount: int, tries: int = 0) -> int:
+        charged.append(amount)
+        if self.request.retries < tries:
+            raise self.retry(countdown=0)
+        return amount
+
+    eager.conf.task_eager_propagates = False
+    charging = task(eager, guard, charge, bind=True)
+
+    assert [charging.apply_async((500, 2), headers={KEY: "k"}).get() for _ in range(2)] == [500, 500]
+    with pytest.raises(KeyReused):
+        charging.apply_async((900, 2), headers={KEY: "k"}).get()
+
+    assert charged == [500, 500, 500]
+
+
 def test_a_retry_may_change_its_arguments(app: Celery, guard: Guard) -> None:
     adding = task(app, guard, add)
 

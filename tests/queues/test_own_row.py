@@ -173,6 +173,64 @@ def test_the_rows_of_a_poll_are_locked_and_proven_on_a_server_too(
     engine.dispose()
 
 
+@pytest.fixture
+def folding(path: Path) -> Path:
+    """A table whose column takes `PAY-1` for `pay-1`."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("""
+            DROP TABLE payments;
+            CREATE TABLE payments (message_key TEXT PRIMARY KEY COLLATE NOCASE, amount INTEGER, fingerprint TEXT)
+        """)
+    return path
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_message_of_rabbitmq_whose_key_the_column_does_not_take_is_buried(
+    library: Library, rabbitmq_url: str, rabbitmq_name: str, folding: Path
+) -> None:
+    environment = Environment(rabbitmq_url, rabbitmq_name)
+    for key in ("pay-1", "PAY-1"):
+        environment.send_keyed(key, b"500")
+
+    def handle(delivery: Any, *, tx: Any) -> None:
+        pay(tx, "pay-1", int(delivery.body))
+
+    options: dict[str, Any] = {"record": PAYMENT, "payload": body()}
+    with Consumer(library, environment, f"sqlite:///{folding}", handle, **options):
+        environment.letter()
+
+    assert rows(folding, "SELECT * FROM effects") == [(500,)]
+
+
+@pytest.mark.parametrize("poll", [None, 10])
+@pytest.mark.parametrize("client", WORKERS)
+def test_a_message_of_kafka_whose_key_the_column_does_not_take_is_buried_and_the_next_one_runs(
+    client: str, kafka_url: str, kafka_topic: str, folding: Path, poll: int | None
+) -> None:
+    produce(kafka_url, kafka_topic, ("pay-1", b"500"), ("PAY-1", b"501"), ("pay-2", b"7"))
+
+    def handle(given: Any, *, tx: Any) -> None:
+        for message in given if poll else [given]:
+            amount = int(value_of(message))
+            pay(tx, "pay-2" if amount == 7 else "pay-1", amount)
+
+    @contextmanager
+    def transaction() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(folding, isolation_level=None)) as tx:
+            tx.execute("BEGIN IMMEDIATE")
+            yield tx
+            tx.execute("COMMIT")
+
+    options: dict[str, Any] = {"record": PAYMENT, "payload": body(), "attempts": 1}
+    if poll:
+        options |= {"poll": poll, "transaction": transaction}
+    with WORKERS[client](kafka_url, kafka_topic, handle, store=f"sqlite:///{folding}", **options) as worker:
+        worker.until(lambda: committed(kafka_url, kafka_topic, kafka_topic) == 3)
+
+    assert [letter.value() for letter in letters_in(kafka_url, f"{kafka_topic}.dead", 1)] == [b"501"]
+    assert rows(folding, "SELECT amount FROM effects ORDER BY 1") == [(7,), (500,)]
+
+
 def takes_none(delivery: Any) -> None: ...
 
 

@@ -32,6 +32,7 @@ async function deliver({ id, address, value = null, gated = false, fails = false
 const actions = {
   run: deliver,
   open: ({ gate }) => gates.get(gate)(),
+  cut: () => new Promise((resolve) => redis.socket.once("close", resolve).destroy()).then(() => null),
   seen: ({ address }) => store.seen(address),
   remember: ({ address, keep }) => store.remember(address, keep),
   extend: ({ address, claim }) => store.extend(address, claimOf(claim)),

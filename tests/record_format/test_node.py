@@ -197,6 +197,19 @@ def test_while_python_runs_node_is_refused_or_waits_and_replays(peer: Peer, guar
     assert effects(ledger) == []
 
 
+@pytest.mark.parametrize(("fails", "error"), [(False, "Error"), (True, "TypeError")])
+def test_node_does_not_wait_forever_for_an_answer_on_a_connection_that_it_has_lost(
+    peer: Peer, guard: Guard, fails: bool, error: str
+) -> None:
+    number = peer.begin("run", address=CHARGE, gated=True, lease=1, fails=fails)
+    peer.began(number)
+    peer.do("cut")
+    peer.do("open", gate=number)
+
+    assert peer.hear(number)["error"] == error
+    assert guard.run("charge", "pay_7f3a", lambda: "python", wait=PATIENCE).attempt == 2
+
+
 def test_what_fails_on_one_side_runs_on_the_other(peer: Peer, guard: Guard) -> None:
     assert peer.hear(peer.begin("run", address=CHARGE, fails=True))["error"] == "TypeError"
     with pytest.raises(ZeroDivisionError):

@@ -18,7 +18,7 @@ from onefold._delivery.probe import ask_probe, refusal
 from onefold._delivery.steps import Claiming, Ended, Pausing, Reading, Releasing, Running, Watching
 from onefold._delivery.work import Delivery, not_kept, refused, replay, stored_error, tell_if_uncompared
 from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Record
-from onefold._model.remarks import latest_of, without_error_text
+from onefold._model.remarks import bypassing, latest_of, without_error_text
 from onefold.errors import Held, InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
 
@@ -184,7 +184,8 @@ def _count_start(delivery: Delivery, entry: Entry) -> Flow[Entry]:
         found: Record | None = yield Reading(entry.address)
         if found is None or found.token != entry.token:
             break
-        counted = _decide.change(entry, attempt=entry.attempt + 1, age=found.age, notes=found.notes)
+        remark = bypassing(entry.remark, name=delivery.request.bypass)
+        counted = _decide.change(entry, attempt=entry.attempt + 1, age=found.age, notes=found.notes, remark=remark)
         if (yield Claiming(counted, found)) is None:
             return counted
     raise refused(delivery, InProgress.about(entry.address, retry_after=RETRY_AFTER))

@@ -294,7 +294,8 @@ def entry(then: Then, found: Record | None, request: DeliveryRequest, policy: Po
     if then is Then.RUN_AGAIN:
         before = earlier_ending.finished(found) or found
         return change(earlier_ending.carrying(new, found), remark=bypassing(before.remark, name=request.bypass))
-    runs = then not in (Then.HOLD, Then.SKIP)
+    # A probe may say that it is done: then no bypass has run, and its name is not used up.
+    runs = then not in (Then.HOLD, Then.SKIP, Then.ASK)
     kept = change(
         new,
         remark=bypassing(found.remark, name=runs and request.bypass),

@@ -13,6 +13,7 @@ import msgspec
 
 from onefold._model import Entry, Record, State
 from onefold._model.notes import EARLIER, RESERVED, log_of, packed, without
+from onefold._model.remarks import BEFORE
 
 # The first words of the remark about a failed bypass, in the record that it left unchanged.
 FAILED: Final = "bypass failed: "
@@ -81,8 +82,10 @@ def put_back(found: Record, notes: bytes | None, failure: str) -> Entry | None:
     ended = finished(found)
     if ended is None:
         return None
-    before = ended.remark.partition(FAILED)[0].removesuffix("; ")
-    remark = "; ".join(part for part in (before, failure and FAILED + failure) if part)
+    # Into the latest remark: behind the history it would change the name of the earliest bypass, which then ran again.
+    latest, *history = ended.remark.partition(BEFORE)
+    before = latest.partition(FAILED)[0].removesuffix("; ")
+    remark = "; ".join(part for part in (before, failure and FAILED + failure) if part) + "".join(history)
     return msgspec.structs.replace(ended, notes=without(notes, EARLIER), remark=remark).as_entry(found.token)
 
 

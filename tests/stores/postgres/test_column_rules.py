@@ -193,6 +193,21 @@ MERGING = {
 }
 
 
+@pytest.mark.parametrize("type_", ["uuid", "integer", "date", "inet"])
+def test_a_key_that_is_no_value_of_the_columns_type_is_refused_and_not_told(
+    ledger: Ledger, connection: psycopg.Connection[Any], type_: str
+) -> None:
+    ledger.execute(f"CREATE TABLE orders (number {type_} UNIQUE)")
+    record, handler = RecordColumn("orders", "number"), Handler()
+
+    with pytest.raises(UsageError, match=rf"this is no value of orders\.number \({type_}\)") as raised:
+        deliver(connection, key="secret key", record=record, then=handler)
+
+    assert (handler.starts, raised.value.key) == (0, "secret key")
+    assert "secret" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
 @pytest.mark.parametrize("kind", MERGING)
 def test_a_key_that_the_column_takes_for_another_is_refused_and_does_not_run(
     ledger: Ledger, connection: psycopg.Connection[Any], kind: str

@@ -54,6 +54,10 @@ class Receipt:
     proof: bytes
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"in": nested(depth - 1)} if depth else {}
+
+
 @pytest.mark.parametrize(
     ("returns", "value"),
     [
@@ -62,10 +66,16 @@ class Receipt:
         (type(None), None),
         (bytes, b"\0\xff"),
         (Any, 1e300),
+        (Any, 0.1 + 0.2),
+        (Any, -0.0),
+        (Any, 99.0),
+        (Any, 99),
+        (Any, 2**63 + 5),
+        (Any, nested(40)),
         (Any, "nul \0 inside"),
         (Receipt, Receipt(4200, datetime(2026, 5, 3, tzinfo=UTC), b"\0")),
     ],
-    ids=repr,
+    ids=lambda given: f"{given!r:.40}",
 )
 @pytest.mark.parametrize("type_", ["JSON", "TEXT", "bytes"])
 def test_a_duplicate_gets_the_result_that_is_kept_in_the_row(
@@ -85,6 +95,8 @@ def test_a_duplicate_gets_the_result_that_is_kept_in_the_row(
 
     assert (first.value, first.replayed) == (value, False)
     assert (second.value, second.replayed, second.omitted) == (value, True, False)
+    # 1 equals 1.0, and 0.0 equals -0.0.
+    assert isinstance(value, dict) or repr(second.value) == repr(value)
 
 
 def test_people_can_read_the_result_in_the_row(guard: Guard, ledger: Ledger) -> None:
@@ -311,6 +323,25 @@ def test_a_row_that_cannot_be_the_record_is_refused_before_anything_runs(
 
     with pytest.raises(UsageError, match=says):
         pay("k1")
+
+
+@pytest.mark.parametrize("columns", ["answer VARCHAR(3), print VARCHAR(255)", "answer TEXT, print VARCHAR(20)"])
+def test_outside_the_strict_mode_of_mysql_nothing_is_cut_either(guard: Guard, ledger: Ledger, columns: str) -> None:
+    if ledger.database != "mariadb":
+        pytest.skip("the others refuse it")
+    ledger.execute(f"CREATE TABLE requests (number VARCHAR(50) PRIMARY KEY, {columns})")
+    record = RecordColumn("requests", "number", result="answer", fingerprint="print")
+
+    @guard.transactional("pay", key="key", record=record)
+    def pay(key: str, *, tx: Any = TX) -> int:
+        sql(tx, "SET SESSION sql_mode = ''")
+        sql(tx, CREDIT)
+        return 12345
+
+    with pytest.raises(UsageError, match=r"requests does not take what has to be written into answer \("):
+        pay("k1")
+
+    assert (ledger.balance, ledger.rows("SELECT * FROM requests")) == (0, [])
 
 
 def test_a_result_that_does_not_fit_names_its_column_and_nothing_is_committed(guard: Guard, ledger: Ledger) -> None:

@@ -29,7 +29,7 @@ from onefold.queues._shared.batches import Numbers, OnItsWay, Sorted, verdict_of
 from onefold.queues._shared.consumer import MissingKeyRule, finished, nothing
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.verdict import ACK, HandlerRaised, Verdict
+from onefold.queues._shared.verdict import ACK, HandlerRaised, Verdict, is_about_a_message
 from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address, Joinable
 from onefold.transactions import join
@@ -255,6 +255,8 @@ def _asking() -> Iterator[None]:
     except StoreUnavailable as error:
         raise StoreAway(_away(error)) from error
     except (UsageError, NotInTransaction) as error:
+        if is_about_a_message(error):
+            raise
         raise Misused(str(error)) from error
 
 

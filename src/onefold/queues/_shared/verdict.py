@@ -69,8 +69,8 @@ def of_error(
     """Return the verdict on the message of this operation and key; None: read its record, and ask `of_state`.
 
     `final` are the errors that the policy remembers. `begun`: the handler was called, or the message itself was read;
-    before that a `UsageError` is the worker's mistake, which would bury every message of the queue. `called`: the
-    handler was called, so anything done before is not this message.
+    before that a `UsageError` that names no key is the worker's mistake, which would bury every message of the queue.
+    `called`: the handler was called, so anything done before is not this message.
     """
     meaning = meaning_of(error)
     if meaning is None:
@@ -88,7 +88,7 @@ def of_error(
         case "later":
             wait = error.retry_after if isinstance(error, InProgress) else SOON
             return Later(max(wait, SOON), reason_of(error), error=error)
-        case "later or never" if not begun:
+        case "later or never" if not begun and not is_about_a_message(error):
             return Later(HELD_DELAY, reason_of(error), error=error)
         case "read once":
             return None
@@ -99,6 +99,11 @@ def of_error(
             return Never(reason_of(error))
         case "the broker's own rule":
             return HandlerRaised(error)
+
+
+def is_about_a_message(error: Exception) -> bool:
+    """Return whether an error names one delivery: its key does not fit a column. The worker can do the others."""
+    return isinstance(error, OnefoldError) and bool(error.key)
 
 
 def _is_of_another(error: Exception, own: tuple[str, object]) -> bool:

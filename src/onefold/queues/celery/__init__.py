@@ -129,8 +129,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         request.update({KEY: uuid() if key is None else key, SCOPE: scope})
         if self.record is None:
             celery_worker.check_first(self.guard, self._policy)
-        # A retry, and a task that replaces itself, may have other arguments under the same key.
-        changed = request.retries or request.replaced_task_nesting
+        changed = celery_task.has_changed(self, args, kwargs)
         return (self._again if changed else self._first)(*args, **kwargs)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import time
@@ -38,6 +39,9 @@ BEGUN: Final = "onefold_begun"
 # How often a message has come again, and how often of these because it was held.
 TIMES: Final = "x-onefold-times"
 HELD: Final = "x-onefold-held"
+
+# A digest of the arguments that were sent: it tells whether a retry has changed them.
+ARGUMENTS: Final = "x-onefold-arguments"
 
 # RabbitMQ's headers of a message that came back from the dead letters: if resent, it would look like a loop.
 DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
@@ -116,6 +120,22 @@ def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     except UNWRITABLE:
         # An amount of more than 64 bits is no reason to miss the key next to it.
         return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
+
+
+def has_changed(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a retry, or a task that replaces itself, may have other arguments under the same key.
+
+    What was sent is noted in a header at first, which the messages of its retries keep.
+    """
+    request = task.request
+    try:
+        sent = hashlib.sha256(msgspec.json.encode(_bound(task.run, args, kwargs))).hexdigest()
+    except UNWRITABLE:
+        sent = ""
+    if request.retries or request.replaced_task_nesting:
+        return not sent or (request.headers or {}).get(ARGUMENTS) != sent
+    request.update({"headers": {**(request.headers or {}), ARGUMENTS: sent}})
+    return False
 
 
 def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

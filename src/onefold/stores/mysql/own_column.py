@@ -11,13 +11,15 @@ looks at the row itself. Only the row tells what is done.
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+import math
+import re
+from typing import Any, Final, NoReturn
 
-from onefold._model import OPERATION_MAX, Address, Claim, Entry, Record, State
+from onefold._model import OPERATION_MAX, Address, Claim, Ending, Entry, Record, State
 from onefold.errors import InProgress, OnefoldError
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores.sql.dialect import Dialect, SqlFlow
-from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Row, Rows, causes
+from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Kept, Row, Rows, causes
 from onefold.transactions import RecordColumn
 
 CATALOG: Final = Catalog(
@@ -52,6 +54,11 @@ UNFIT: Final = frozenset({1264, 1265, 1366, 1406, 3140, 3819, 4025})
 
 # Reads committed rows, whatever the transaction's snapshot shows.
 SHARED: Final = " LOCK IN SHARE MODE"
+
+
+# How many bytes a column without a declared length takes.
+ROOM: Final = {"tiny": 255, "medium": 2**24 - 1, "long": 2**32 - 1, "": 2**16 - 1}
+_TYPE: Final = re.compile(r"(?:var)?(?:char|binary)\((?P<length>\d+)\)|(?P<size>tiny|medium|long|)(?:text|blob)")
 
 
 class Unclear(OnefoldError):
@@ -106,6 +113,14 @@ class MysqlRows(Rows):
         yield from super()._refuse_unwritten(address, unfilled)
         raise AssertionError("it was refused")
 
+    def _filled(self, address: Address, ending: Ending) -> dict[str, Any]:
+        # Outside its strict mode, the server cuts what is too long: a duplicate would get another result.
+        filled = super()._filled(address, ending)
+        for kept, value in zip(self._found.kept.values(), filled.values(), strict=True):
+            if value is not None and len(_measured(value, kept)) > _room(kept):
+                raise self._unfit(address, {})
+        return filled
+
     def _is_duplicate(self, error: BaseException) -> bool:
         return number_of(error) == DUPLICATE
 
@@ -128,3 +143,16 @@ class MysqlRows(Rows):
         """Return the address of our record: the same for every operation on the column."""
         column = self._column
         return Address(address.scope, f"record={column.table}.{column.name}".lower()[:OPERATION_MAX], address.key)
+
+
+def _room(kept: Kept) -> float:
+    """Return how much a column takes: characters, if its type has a length of them, or else bytes."""
+    found = _TYPE.match(kept.type.lower())
+    if found is None:
+        return math.inf
+    return int(found["length"]) if found["length"] else ROOM[found["size"]]
+
+
+def _measured(value: str | bytes, kept: Kept) -> str | bytes:
+    """Return a value as the column counts it."""
+    return value if isinstance(value, bytes) or "char(" in kept.type.lower() else value.encode()

@@ -106,7 +106,13 @@ class PostgresRows(Rows):
             for name, type_ in changing.items()
         )
         values = self._values(address)
-        reply: Reply = yield SqlRequest(f"SELECT {kept}", {name: values[name] for name in changing}, rows=True)
+        try:
+            reply: Reply = yield SqlRequest(f"SELECT {kept}", {name: values[name] for name in changing}, rows=True)
+        except Exception as error:
+            if not any(self._refuses_value(seen) for seen in causes(error)):
+                raise
+            # Without the server's words, which quote the key.
+            raise self._unsuited(address, changing) from None
         if not reply.rows[0][0]:
             yield from self._refuse_merged(address)
 

@@ -283,6 +283,12 @@ class Rows(Dialect):
             "the database gives them back",
         )
 
+    def _unsuited(self, address: Address, types: dict[str, str]) -> UsageError:
+        """Create the error for a key, or a tenant, that is no value of the column's type."""
+        table, names = self._column.table, self._names
+        columns = " or ".join(f"{table}.{names[name]} ({type_})" for name, type_ in types.items())
+        return _about(address, f"this is no value of {columns}. Roll back. Use a column of text for keys from outside")
+
     def _written_by_another(self, address: Address) -> InProgress:
         column, error = self._column, InProgress.about(address, retry_after=RETRY_AFTER)
         message = (
@@ -368,10 +374,14 @@ class Rows(Dialect):
         )
 
     def _kept(self, role: str, name: str, described: str) -> Kept:
-        catalog, form, quoted = self.catalog, form_of(described), self._quoted(name)
+        catalog, form, quoted = self.catalog, self._form(described), self._quoted(name)
         read = quoted if form.is_bytes else catalog.read.format(column=quoted)
         write = catalog.write_bytes if form.is_bytes else catalog.write_json if form.is_json else catalog.write
         return Kept(name, described, form, read, write.format(name=role, type=described.lower()))
+
+    def _form(self, described: str) -> Form:
+        """Return the form of values in a column of this type."""
+        return form_of(described)
 
     def _quoted(self, name: str) -> str:
         # Quoted, because a table may be called `order`. The schema's name was not checked.

@@ -20,6 +20,9 @@ from onefold.codecs import PLAIN
 # The only member of an object in which the codec's bytes are kept, as base64.
 WRAPPED: Final = "$onefold"
 
+# MariaDB takes no JSON that is nested more than 32 times, and MySQL none more than 100.
+DEPTH_MAX: Final = 30
+
 _BYTES: Final = re.compile(r"bytea|\w*blob|(var)?binary", re.IGNORECASE)
 
 _unread: Final = (msgspec.DecodeError, msgspec.EncodeError, UnicodeDecodeError, OverflowError, binascii.Error)
@@ -30,6 +33,8 @@ class Form(NamedTuple):
 
     is_bytes: bool
     is_json: bool
+    # The bare numbers that become the database's own, and may lose their last digits: see `SqliteRows`.
+    changes: tuple[type, ...] = ()
 
 
 def form_of(described: str) -> Form:
@@ -44,33 +49,43 @@ def stored_result(ending: Ending, form: Form) -> str | bytes | None:
         return None
     if form.is_bytes:
         return b"" if ending.result is None else ending.result
-    return "null" if ending.result is None else _as_json(ending.result)
+    return "null" if ending.result is None else _as_json(ending.result, form)
 
 
-def _as_json(stored: bytes) -> str:
+def _as_json(stored: bytes, form: Form) -> str:
     try:
         text = msgspec.json.encode(msgspec.msgpack.decode(stored[1:])).decode()
         value = msgspec.json.decode(text)
-        if msgspec.msgpack.encode(value) == stored[1:] and _is_kept(value):
+        if msgspec.msgpack.encode(value) == stored[1:] and _is_kept(value) and not _is_changed(value, form):
             return text
-    except (*_unread, TypeError, ValueError):
+    except (*_unread, TypeError, ValueError, RecursionError):
         # The bytes of a codec of the caller's, or a value that JSON does not have.
         pass
     return msgspec.json.encode({WRAPPED: base64.b64encode(stored).decode()}).decode()
 
 
-def _is_kept(value: Any) -> bool:
-    """Return whether a database keeps this JSON: `jsonb` refuses NUL, and writes numbers without exponents."""
+def _is_kept(value: Any, depth: int = 0) -> bool:
+    """Return whether a database keeps this JSON.
+
+    `jsonb` refuses NUL, and writes numbers without exponents and zero without a sign; MariaDB refuses deep nesting.
+    """
     match value:
         case dict():
-            return WRAPPED not in value and all(_is_kept(part) for pair in value.items() for part in pair)
+            if depth >= DEPTH_MAX or WRAPPED in value:
+                return False
+            return all(_is_kept(part, depth + 1) for pair in value.items() for part in pair)
         case list():
-            return all(map(_is_kept, value))
+            return depth < DEPTH_MAX and all(_is_kept(part, depth + 1) for part in value)
         case float():
-            return "e" not in repr(value)
+            return "e" not in repr(value) and repr(value) != "-0.0"
         case str():
             return "\0" not in value
     return True
+
+
+def _is_changed(value: Any, form: Form) -> bool:
+    """Return whether this is a bare number of which the column would make another."""
+    return type(value) in form.changes or (bool(form.changes) and type(value) is int and not -(2**63) <= value < 2**63)
 
 
 class Result(NamedTuple):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import Catalog, Row, Rows
+from onefold.stores.sql.row_values import Form
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.joined import ENDED, JoinedRecords, SqliteTransaction
 from onefold.stores.sqlite.records import Records, text_as_str
@@ -54,6 +56,14 @@ class SqliteRows(Rows):
 
     def _refuses_value(self, error: BaseException) -> bool:
         return isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError))
+
+    def _form(self, described: str) -> Form:
+        # Text that looks like a number is stored as one, unless the type is of text or of bytes. `JSON` is neither.
+        form, kind = super()._form(described), described.upper()
+        if form.is_bytes or not kind or (re.search("CHAR|CLOB|TEXT|BLOB", kind) and "INT" not in kind):
+            return form
+        is_real = re.search("REAL|FLOA|DOUB", kind) and "INT" not in kind
+        return form._replace(changes=(float, int) if is_real else (float,))
 
     def _become_writer(self) -> SqlFlow[None]:
         """Take the write lock by an empty DELETE, because a transaction may have begun without it."""
