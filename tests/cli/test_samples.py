@@ -107,7 +107,7 @@ def test_exact_stats_read_every_record(shelf: Shelf) -> None:
     assert "~" not in shelf.run("stats", "--exact").stdout
 
 
-@pytest.mark.parametrize("command", [["stats"], ["top", "--once"], ["show", "--digest", "0123456789ab"]])
+@pytest.mark.parametrize("command", [["stats"], ["top", "--once"], ["held"], ["show", "--digest", "0123456789ab"]])
 def test_a_store_that_is_twice_as_large_takes_no_more_rows(shelf: Shelf, read: Read, command: list[str]) -> None:
     def rows_read() -> tuple[int, int]:
         read.statements = read.rows = 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from onefold import Guard, OnefoldError, Policy
+from onefold import Guard, OnefoldError, Policy, StoreUnavailable
 from onefold.stores.base import Query
 from tests.health.test_sql import run
 from tests.health.tools import GREEN, RED, checks_of, left_behind, use
-from tests.support import eventually
+from tests.support import PROJECT, eventually
 
 OF_OUR_COLUMNS = "(LIKE onefold_records INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS)"
 
@@ -29,6 +31,8 @@ def partition(url: str, by: str, key: str, *parts: str) -> None:
         ),
     )
 
+
+PAGE = PROJECT / "docs" / "stores" / "postgres.md"
 
 ADDRESS = "scope, operation, key"
 BY_HASH = [f"WITH (MODULUS 4, REMAINDER {rest})" for rest in range(4)]
@@ -60,6 +64,27 @@ def test_a_table_partitioned_by_its_address_is_green_and_counted_once(
     assert counted.complete
     assert len(counted.records) == len(listed) == 26
     assert left_behind(postgres_url) == 0
+
+
+def test_the_statements_of_the_page_keep_the_records_and_what_they_find(postgres_url: str) -> None:
+    use(postgres_url)
+    (statements,) = re.findall(r"```sql\n(BEGIN;.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
+
+    run(postgres_url, statements)
+
+    found = checks_of(postgres_url)
+    assert {name: check for name, check in found.items() if check.grade is not GREEN} == {}
+    assert "in 4 partitions" in found["uniqueness"].reason
+    with Guard(postgres_url) as guard:
+        assert guard.run("charge", "pay_7f3a", lambda: 1).replayed
+
+
+def test_a_key_without_a_partition_is_refused(postgres_url: str) -> None:
+    use(postgres_url)
+    partition(postgres_url, "RANGE (key)", ADDRESS, BY_KEY[0])
+
+    with Guard(postgres_url) as guard, pytest.raises(StoreUnavailable, match="partition"):
+        guard.run("charge", "z", lambda: "paid")
 
 
 def test_the_plan_of_a_purge_may_name_the_index_of_a_partition(postgres_url: str) -> None:

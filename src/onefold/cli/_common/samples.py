@@ -39,12 +39,18 @@ def is_in_doubt(record: Record) -> bool:
     return record.state in (State.RUNNING, State.HELD) and math.isinf(record.ttl_left)
 
 
-def in_doubt(store: Any, query: Query) -> list[Record] | None:
-    """Return every record in doubt; None if the store has no index to find them, or if there are too many."""
+def unsettled(store: Any, query: Query) -> list[Record] | None:
+    """Return every record in doubt, with others that expire late; None if no index finds them, or too many of them."""
     found = store.unsettled(UNSETTLED_MAX) if isinstance(store, Indexed) else None
     if found is None or (len(found) == UNSETTLED_MAX and all(map(is_in_doubt, found))):
         return None
-    return list(Sample.of(((one, 1.0) for one in found if is_in_doubt(one)), query, complete=False).records)
+    return list(Sample.of(((one, 1.0) for one in found), query, complete=False).records)
+
+
+def in_doubt(store: Any, query: Query) -> list[Record] | None:
+    """Return every record in doubt; None if the store has no index to find them, or if there are too many."""
+    found = unsettled(store, query)
+    return None if found is None else [one for one in found if is_in_doubt(one)]
 
 
 def look_around(store: Sampling, query: Query) -> Looked:

@@ -6,7 +6,7 @@ import heapq
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Final
 
@@ -44,7 +44,7 @@ from onefold.cli._common.record_text import (
     row,
     summary,
 )
-from onefold.cli._common.samples import ExactOption
+from onefold.cli._common.samples import ExactOption, unsettled
 from onefold.cli._common.store_option import ENVIRONMENT, StoreOption, the_store
 from onefold.stores.base import Browsable, Query, ShowsStored
 
@@ -254,7 +254,9 @@ def _explain(typed: str | None) -> None:
 
 def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     """Warn about abandoned records: the next delivery marks one as held; if none comes, only this line reports it."""
-    running = records(store, query._replace(state=State.RUNNING))
+    running: Iterable[Record] | None = unsettled(store, query._replace(state=State.RUNNING))
+    if running is None:
+        running = records(store, query._replace(state=State.RUNNING))
     # The next delivery of a dead bypass decides nothing: it gets the earlier outcome.
     count = sum(1 for record in running if record.is_abandoned and behind_dead_bypass(record) is None)
     if count:
