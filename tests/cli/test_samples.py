@@ -170,8 +170,10 @@ def stats_of(url: str, *arguments: str) -> Any:
     return fact
 
 
-def test_every_store_estimates(url: str) -> None:
+def test_every_store_estimates(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 1_200 if url.startswith("dynamodb") else MANY
+    # PostgreSQL has not counted this table yet: of a smaller sample, chance might choose too few pages.
+    monkeypatch.setattr(samples, "SAMPLE_MAX", count // 4)
     with Guard(url) as guard:
         put_many(guard.store, count)
         put_many(guard.store, count // 4, "mail")
@@ -181,7 +183,6 @@ def test_every_store_estimates(url: str) -> None:
 
     fact = stats_of(url)
 
-    # Chance decides which pages are read, and there are few of them here.
     assert fact["estimated"] is True
     assert 0.4 < fact["records"] / (1.25 * count) < 2.5
     assert {one["operation"] for one in fact["operations"]} <= {"charge", "mail"}
