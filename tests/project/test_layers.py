@@ -53,13 +53,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores.base": {"_concurrency", "_model", "errors"},
     # Types only, for whoever takes what a guard takes.
     "stores.sources": {"stores.base"},
+    # How to read a bounded part of each store, imported by it on use.
+    "stores.samples": SQL | {"stores.dynamodb", "stores.mysql", "stores.postgres", "stores.redis"},
     # A row of the caller's keeps a result as JSON, which a codec has to read.
-    "stores.sql": SQL | {"codecs"},
-    "stores.postgres*": SQL,
-    "stores.mysql*": SQL,
-    "stores.sqlite": SQL,
-    "stores.redis": STORES,
-    "stores.dynamodb": STORES,
+    "stores.sql": SQL | {"codecs", "stores.samples"},
+    "stores.postgres*": SQL | {"stores.samples"},
+    "stores.mysql*": SQL | {"stores.samples"},
+    "stores.sqlite": SQL | {"stores.samples"},
+    "stores.redis": STORES | {"stores.samples"},
+    "stores.dynamodb": STORES | {"stores.samples"},
     # A guard of its own kind: the record is one more item of a write that the caller sends.
     "stores.dynamodb.transactions": RULES | {"_delivery", "guard", "guard_async", "stores.dynamodb"},
     # Rows of a caller's own table as records, for guards and for imports.

@@ -120,13 +120,23 @@ def test_every_alert_that_the_page_names_exists() -> None:
 
 
 def test_the_sizes_are_those_of_the_pages_of_the_stores() -> None:
-    rows = re.findall(
-        r"^\| \[[\w ]+\]\((stores/\w+\.md)\).*?\| ([0-9]+)", RUNBOOKS.read_text("utf-8"), flags=re.MULTILINE
-    )
+    sizes = RUNBOOKS.read_text("utf-8").partition("### Ten million payments a day")[0]
+    rows = re.findall(r"^\| \[[\w ]+\]\((stores/\w+\.md)\).*?\| ([0-9]+)", sizes, flags=re.MULTILINE)
 
     assert len(rows) == 6
     for page, size in rows:
         assert re.search(rf"^\|.*\| {size} \|", (PROJECT / "docs" / page).read_text("utf-8"), flags=re.MULTILINE), page
+
+
+def test_a_day_and_a_year_of_ten_million_payments_follow_from_the_bytes_of_a_record() -> None:
+    text = RUNBOOKS.read_text("utf-8").partition("### Ten million payments a day")[2].partition("## ")[0]
+    rows = re.findall(r"\| (\d+)(, and 100 [\w ]+)? \| ([\d.]+) GB[\w ]* \| ([\d.]+) TB", text)
+
+    assert len(rows) == len(re.findall(r"^\| .* GB", text, flags=re.MULTILINE)) == 9
+    for size, added, a_day, a_year in rows:
+        day = 10_000_000 * (int(size) + (100 if added else 0))
+        assert f"{day / 1e9:.1f}" == a_day
+        assert float(a_year) == pytest.approx(365 * day / 1e12, rel=0.04)
 
 
 @pytest.mark.parametrize("file", [ALERTS, TESTS, DASHBOARD], ids=lambda file: file.name)

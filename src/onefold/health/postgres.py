@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold.health import sql
-from onefold.health.report import Check, green, red, untold, yellow
+from onefold.health.report import Check, counted, green, red, untold, yellow
 
 Facts = Mapping[str, Any]
 
@@ -15,6 +15,9 @@ DEAD_SHARE: Final = 0.5
 # Below this the whole table is a few pages, and not worth a vacuum.
 DEAD_ROWS_MANY: Final = 10_000
 
+# The columns of the primary key, without which a duplicate would run.
+ADDRESS: Final = ("scope", "operation", "key")
+
 # Settings under which a confirmed commit is on this server's disk.
 ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
 
@@ -22,7 +25,7 @@ ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
 def judge(facts: Facts) -> list[Check]:
     checks = [role(facts), durability(facts), isolation(facts), sql.tables(facts)]
     if sql.has_tables(facts):
-        checks += [sql.indexes(facts), dead_rows(facts), sql.purge_lag(facts), sql.size(facts)]
+        checks += [sql.indexes(facts), uniqueness(facts), dead_rows(facts), sql.purge_lag(facts), sql.size(facts)]
     return checks
 
 
@@ -83,6 +86,22 @@ def isolation(facts: Facts) -> Check:
     if level in ("repeatable read", "serializable"):
         return green("isolation", f"{level}: conflicting transactional handlers are retried")
     return green("isolation", f"{level}, unless the URL or the handler says otherwise")
+
+
+def uniqueness(facts: Facts) -> Check:
+    name, key = "uniqueness", facts["key_columns"]
+    if refused := untold(name, key):
+        return refused
+    if set(key) != set(ADDRESS):
+        there = f"its primary key is ({', '.join(key)})" if key else "it has no primary key"
+        return red(
+            name,
+            f"{there}, not ({', '.join(ADDRESS)}): one key could have two records, and every claim is refused",
+            "Partition by hash of (scope, operation, key), never by a time: docs/stores/postgres.md",
+        )
+    parts = facts["partitions"]
+    split = f", in {counted(parts, 'partition')}" if isinstance(parts, int) and parts else ""
+    return green(name, f"one record for each scope, operation and key{split}")
 
 
 def dead_rows(facts: Facts) -> Check:

@@ -14,7 +14,7 @@ A store compares and swaps. It never decides anything from a lease or a fingerpr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from onefold._concurrency.interrupts import When
@@ -37,6 +37,7 @@ __all__ = [
     "Entry",
     "Gone",
     "HasSchema",
+    "Indexed",
     "Inspectable",
     "Joinable",
     "PartlyRenewed",
@@ -44,6 +45,8 @@ __all__ = [
     "Record",
     "Released",
     "RowJoinable",
+    "Sample",
+    "Sampling",
     "ShowsStored",
     "State",
     "Store",
@@ -205,6 +208,49 @@ class AsyncBrowsable(Protocol):
     """The async counterpart of `Browsable`."""
 
     async def browse(self, query: Query, limit: int) -> list[Record]: ...
+
+
+class Sample(NamedTuple):
+    """Some records of a store, perhaps without their results and notes, and how many records each stands for."""
+
+    records: Sequence[Record]
+    weights: Sequence[float]
+    # Whether these are all that match the query.
+    complete: bool
+
+    @classmethod
+    def of(cls, drawn: Iterable[tuple[Record, float]], query: Query, *, complete: bool) -> Sample:
+        """Return those of the records that match the query and have not expired."""
+        chosen = [(record, weight) for record, weight in drawn if _is_meant(record, query)]
+        return cls([record for record, _ in chosen], [weight for _, weight in chosen], complete)
+
+
+def _is_meant(record: Record, query: Query) -> bool:
+    asked = zip((query.scope, query.operation, query.key), record.address.parts, strict=True)
+    return not record.is_expired and query.state in (None, record.state) and all(one in (None, it) for one, it in asked)
+
+
+@runtime_checkable
+class Sampling(Protocol):
+    """Estimate what a store of any size has, in bounded time; for tools."""
+
+    def sample(self, query: Query, limit: int) -> Sample:
+        """Read about `limit` records: all of the store or of the scope, or else some from all over the store."""
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A store that finds what is unsettled, and what is new, without reading the rest; for tools."""
+
+    def unsettled(self, limit: int) -> list[Record]:
+        """Return up to `limit` records, those that are kept longest first.
+
+        Those that are running or held and never expire come before all others. Finished ones that are kept forever are
+        left out. If there are fewer than `limit`, every running or held record is among them.
+        """
+
+    def newest(self, limit: int) -> list[Record]:
+        """Return about `limit` of the newest records; none where the store does not know which these are."""
 
 
 @runtime_checkable

@@ -6,13 +6,14 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from onefold import Record
 from onefold.cli._common.output import WRONG_USAGE, Listing, Refusal, counting, visible
 from onefold.cli._common.record_text import COLUMNS, STYLES, row
+from onefold.cli._common.samples import look_around
 from onefold.maintenance import pages
-from onefold.stores.base import Browsable, Query
+from onefold.stores.base import Address, Browsable, Query, Sampling
 
 PAGE_FIRST: Final = pages.PAGE_FIRST
 PAGE_MAX: Final = pages.PAGE_MAX
@@ -24,6 +25,9 @@ CANDIDATES_MAX: Final = 20
 # If nothing matches, this many records are read, and this many of their operations are named: one page, and one line.
 LOOKED_AT_MAX: Final = 1_000
 NAMED_MAX: Final = 10
+
+# In how many operations and scopes a key that looks like a digest is looked up.
+PLACES_MAX: Final = 100
 
 DIGEST: Final = re.compile(r"[0-9a-f]{12}")
 
@@ -70,11 +74,45 @@ def wanted(key: str | None, digest: str | None, operation: str | None, scope: st
     return Wanted(key, None if digest is None else digest.lower(), operation, scope)
 
 
+def find_to_read(store: Browsable, which: Wanted, *, exact: bool) -> Iterator[Record]:
+    """Yield the records of this key, or of this digest; a key that no record has may be a digest.
+
+    Only for reading: a tenant can choose a key that is the digest of another's record. In a large store a digest is
+    looked for among some of the records, unless `exact` is set. Raise `Refusal` if it is not among them.
+    """
+    digest = which.digest if which.key is None else which.key.lower()
+    if exact or not isinstance(store, Sampling) or digest is None or not DIGEST.fullmatch(digest):
+        return find(store, which, or_digest=True)
+    looked = look_around(store, which.query)
+    if which.key is not None:
+        places = list(dict.fromkeys(one.address.parts[:2] for one in looked.records))[:PLACES_MAX]
+        with_key = _read(store, [Address(*place, which.key) for place in places])
+        if with_key:
+            return iter(with_key)
+    seen = watched(looked.records, f"looking for {digest}")
+    found = _read(store, [one.address for one in seen if one.address.digest == digest])
+    if not found and not looked.complete:
+        raise _not_seen(which, len(looked.records))
+    return iter(found)
+
+
+def _read(store: Any, addresses: Iterable[Address]) -> list[Record]:
+    """Return the whole records: a sample leaves out what may be large."""
+    return [record for record in map(store.read, addresses) if record is not None]
+
+
+def _not_seen(which: Wanted, count: int) -> Refusal:
+    return Refusal(
+        f"there is no record of {which} among the {count:,} that were looked at (what is held or running, the newest, "
+        "and a sample of the others), but the store has more. Narrow it down with --operation and --scope ('' for "
+        "none), or read all of them with --exact, which takes a while"
+    )
+
+
 def find(store: Browsable, which: Wanted, *, or_digest: bool = False) -> Iterator[Record]:
     """Yield the records of this key in every operation and scope, or of this digest.
 
-    With `or_digest`, a key that no record has may be a digest. Only for reading: a tenant can choose a key that is the
-    digest of another's record.
+    With `or_digest`, a key that no record has may be a digest: see `find_to_read`.
     """
     if which.key is None:
         return iter(_with_digest(store, which.query, which.digest or ""))

@@ -6,7 +6,7 @@ import heapq
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Final
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from onefold import Record, State
-from onefold.cli._common.find import check_spelling, find, no_record, records, wanted, watched
+from onefold.cli._common.find import check_spelling, find_to_read, no_record, records, wanted, watched
 from onefold.cli._common.opening import opened
 from onefold.cli._common.output import (
     Format,
@@ -44,6 +44,7 @@ from onefold.cli._common.record_text import (
     row,
     summary,
 )
+from onefold.cli._common.samples import ExactOption, unsettled
 from onefold.cli._common.store_option import ENVIRONMENT, StoreOption, the_store
 from onefold.stores.base import Browsable, Query, ShowsStored
 
@@ -120,6 +121,7 @@ def show(
     scope: ScopeOption = None,
     key_for: KeyForOption = None,
     raw: RawOption = False,
+    exact: ExactOption = False,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
@@ -128,13 +130,16 @@ def show(
     With --key-for NAME, also show the key under which the other side (a bank, a mail server) knows it, if the handler
     has passed on current().key_for(NAME): after a bypass that of the latest run.
 
+    In a large store a digest is looked for among what is held or running, the newest records, and some others; with
+    --exact among all.
+
     With --raw, show the columns or bytes in the store instead, for programs in other languages that share it.
 
     Exits with 1 if there is none.
     """
     names, which = key_for or [], wanted(key, digest, operation, scope)
     with opened(the_store(store)) as guard:
-        found = find(guard.store, which, or_digest=True)
+        found = find_to_read(guard.store, which, exact=exact)
         first = next(found, None)
         if first is None:
             raise no_record(which)
@@ -249,7 +254,9 @@ def _explain(typed: str | None) -> None:
 
 def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     """Warn about abandoned records: the next delivery marks one as held; if none comes, only this line reports it."""
-    running = records(store, query._replace(state=State.RUNNING))
+    running: Iterable[Record] | None = unsettled(store, query._replace(state=State.RUNNING))
+    if running is None:
+        running = records(store, query._replace(state=State.RUNNING))
     # The next delivery of a dead bypass decides nothing: it gets the earlier outcome.
     count = sum(1 for record in running if record.is_abandoned and behind_dead_bypass(record) is None)
     if count:

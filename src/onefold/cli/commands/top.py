@@ -33,9 +33,10 @@ from onefold.cli._common.output import (
     on_terminal,
     visible,
 )
+from onefold.cli._common.samples import SAMPLE_MAX, ExactOption, is_in_doubt
 from onefold.cli._common.store_option import StoreOption, display_url, the_store
 from onefold.maintenance.pages import records
-from onefold.stores.base import Browsable, Query
+from onefold.stores.base import Browsable, Indexed, Query, Sample, Sampling
 
 INTERVAL: Final = "2s"
 
@@ -60,16 +61,19 @@ class Line(msgspec.Struct):
     # None: there was no refresh before, or it did not see all.
     starts: float | None = None
     ends: float | None = None
+    # How many records each of those that were read stands for.
+    weight: float = 1.0
 
     @property
     def running(self) -> int:
-        return len(self.tokens)
+        return round(len(self.tokens) * self.weight)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, weight: float = 1.0) -> None:
+        self.weight = weight
         if record.state is State.HELD:
-            self.held += 1
+            self.held += round(weight)
         elif record.is_abandoned:
-            self.abandoned += 1
+            self.abandoned += round(weight)
         else:
             self.tokens.add(record.token)
             self.lease_left = min(self.lease_left, record.lease_left)
@@ -81,10 +85,15 @@ class Look(msgspec.Struct):
 
     at: float
     lines: dict[str, Line]
-    # Whether there were more records than are read.
+    # Whether there were more records than are read: some of those that run or are held are not counted.
     partial: bool = False
+    # Whether some were counted for others, or running ones that expire may be missing among millions.
+    estimated: bool = False
     # The time, for people.
     time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+
+    def add(self, record: Record, weight: float = 1.0) -> None:
+        self.lines.setdefault(record.address.operation, Line(set())).add(record, weight)
 
 
 def top(
@@ -92,55 +101,86 @@ def top(
     operation: OperationOption = None,
     interval: Annotated[str, typer.Option("--interval", help="How long to wait between two refreshes.")] = INTERVAL,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
+    exact: ExactOption = False,
     store: StoreOption = None,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
     """Show what is running and what is held, by operation, until Ctrl-C.
 
     Starts and ends are those that were seen between two refreshes: what begins and ends in between is not seen. A
-    refresh reads the whole store, and it pauses for at least as long as that took.
+    refresh of a large store reads a part of it, and says so; with --exact it reads the whole store. It pauses for at
+    least as long as that took.
     """
     pause = pause_of(interval, "--interval")
     url = the_store(store)
     with opened(url) as guard:
         query = Query(scope=scope, operation=operation)
         if once:
-            _print(look(guard.store, query), format)
+            _print(look(guard.store, query, exact=exact), format)
             return
         try:
             if on_terminal() and format is Format.TABLE:
-                _live(guard.store, query, pause, display_url(url))
+                _live(guard.store, query, pause, display_url(url), exact=exact)
             else:
-                for seen in looks(guard.store, query, pause):
+                for seen in looks(guard.store, query, pause, exact=exact):
                     _print(seen, format)
         except KeyboardInterrupt:
             # This is how to leave.
             return
 
 
-def looks(store: Browsable, query: Query, pause: float) -> Iterator[Look]:
+def looks(store: Browsable, query: Query, pause: float, *, exact: bool = False) -> Iterator[Look]:
     """Yield one refresh after another, with the changes since the previous one. Use at most half of the time."""
     before: Look | None = None
     while True:
         began = time.monotonic()
-        seen = look(store, query, before)
+        seen = look(store, query, before, exact=exact)
         yield seen
         before = seen
         time.sleep(max(pause, seen.at - began))
 
 
-def look(store: Browsable, query: Query, before: Look | None = None) -> Look:
-    lines: dict[str, Line] = {}
-    partial = False
+def look(store: Browsable, query: Query, before: Look | None = None, *, exact: bool = False) -> Look:
+    """Return what runs and what is held, with the changes since the look before."""
+    seen = Look(0.0, {})
+    if exact or not isinstance(store, Sampling):
+        _read_all(store, query, seen)
+    elif isinstance(store, Indexed):
+        _read_index(store, query, seen)
+    else:
+        _read_sample(store, query, seen)
+    seen.lines = dict(sorted(seen.lines.items()))
+    seen.at = time.monotonic()
+    if before is not None and not seen.partial and not before.partial:
+        _compare(before, seen)
+    return seen
+
+
+def _read_all(store: Browsable, query: Query, seen: Look) -> None:
     for state in (State.RUNNING, State.HELD):
         found = records(store, query._replace(state=state))
         for record in islice(found, LOOK_MAX):
-            lines.setdefault(record.address.operation, Line(set())).add(record)
-        partial = partial or next(found, None) is not None
-    seen = Look(time.monotonic(), dict(sorted(lines.items())), partial)
-    if before is not None and not partial and not before.partial:
-        _compare(before, seen)
-    return seen
+            seen.add(record)
+        seen.partial = seen.partial or next(found, None) is not None
+
+
+def _read_index(store: Indexed, query: Query, seen: Look) -> None:
+    """Read what an index has first: all that is held, and all that runs and never expires."""
+    found = store.unsettled(LOOK_MAX + 1)
+    for record in Sample.of(((one, 1.0) for one in found[:LOOK_MAX]), query, complete=True).records:
+        if record.state in (State.RUNNING, State.HELD):
+            seen.add(record)
+    seen.estimated = len(found) > LOOK_MAX
+    seen.partial = seen.estimated and is_in_doubt(found[-1])
+
+
+def _read_sample(store: Sampling, query: Query, seen: Look) -> None:
+    sample = store.sample(query, SAMPLE_MAX)
+    for record, weight in zip(sample.records, sample.weights, strict=True):
+        if record.state in (State.RUNNING, State.HELD):
+            seen.add(record, weight)
+    # Starts and ends cannot be told from a sample.
+    seen.estimated = seen.partial = not sample.complete
 
 
 def _compare(before: Look, seen: Look) -> None:
@@ -154,10 +194,10 @@ def _compare(before: Look, seen: Look) -> None:
         line.ends = len(earlier - line.tokens) / took
 
 
-def _live(store: Browsable, query: Query, pause: float, where: str) -> None:
+def _live(store: Browsable, query: Query, pause: float, where: str, *, exact: bool) -> None:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        for seen in looks(store, query, pause):
+        for seen in looks(store, query, pause, exact=exact):
             live.update(_picture(seen, where, console.width), refresh=True)
 
 
@@ -169,11 +209,12 @@ def _picture(seen: Look, where: str, width: int) -> Group:
     if not fits(COLUMNS, cells, width):
         return Group(title, *(line for row in cells for line in (Text(), *block(COLUMNS, row))))
     table = Table(box=None, pad_edge=False)
+    below = [Text(warning(seen), style="dim")] if seen.estimated else []
     for index, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
-    return Group(title, table)
+    return Group(title, table, *below)
 
 
 def _print(seen: Look, format_: Format) -> None:
@@ -184,8 +225,17 @@ def _print(seen: Look, format_: Format) -> None:
     Listing(COLUMNS).add([*rows(seen)])
     if not seen.lines:
         note("nothing is running, and nothing is held")
-    if seen.partial:
+    if seen.estimated:
+        note(warning(seen))
+    elif seen.partial:
         note(f"there are too many: only the first {LOOK_MAX:,} of each kind are counted")
+
+
+def warning(seen: Look) -> str:
+    """Return what the numbers of a part of the store leave out."""
+    if seen.partial:
+        return "estimated from a part of the store, in which what is rare may be missing. For all: --exact"
+    return "what is held is counted; running records that expire may be missing in so large a store. For all: --exact"
 
 
 def rows(seen: Look) -> Iterator[tuple[str, ...]]:
@@ -207,6 +257,7 @@ def document(seen: Look) -> dict[str, Any]:
     return {
         "time": seen.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "partial": seen.partial,
+        "estimated": seen.estimated,
         "operations": [
             {
                 "operation": operation,

@@ -18,7 +18,7 @@ from onefold._concurrency.generators import run, run_async
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration
 from onefold.errors import OnefoldError, UsageError
-from onefold.stores.base import Query, StoredRecord
+from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.dynamodb import clients, schema
 from onefold.stores.dynamodb.clients import AsyncClients, Settings
 from onefold.stores.dynamodb.clock import DateClock, GivenClock, Now
@@ -111,6 +111,12 @@ class DynamoDBStore(_Table):
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._take(self._records.browse(query, limit))
+
+    def sample(self, query: Query, limit: int) -> Sample:
+        """Return some records from all over the table; all of them, if there are few."""
+        from onefold.stores.samples.dynamodb_items import sample
+
+        return self._take(sample(self._records, query, limit))
 
     def stored(self, address: Address) -> StoredRecord | None:
         """Return the item of this address, in DynamoDB's own form."""

@@ -51,6 +51,7 @@ from onefold.stores.sql.records import (
 from onefold.stores.sql.statements import ENDED, assigned, settled
 
 if TYPE_CHECKING:
+    from onefold.stores.samples.table import TableSampler
     from onefold.stores.sql.connection import Database
     from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
@@ -164,6 +165,11 @@ class Mysql(Dialect):
         from onefold.stores.mysql.facts import facts
 
         return facts(database)
+
+    def sampler(self) -> TableSampler:
+        from onefold.stores.samples.mysql_table import MysqlSampler
+
+        return MysqlSampler(self)
 
     @property
     def foreign(self) -> Catalog:

@@ -37,6 +37,7 @@ from onefold.stores.sql.locked import RowHeld
 from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, of_address, of_claim, of_entry
 
 if TYPE_CHECKING:
+    from onefold.stores.samples.table import TableSampler
     from onefold.stores.sql.connection import Database
     from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
@@ -138,11 +139,12 @@ class Postgres(Dialect):
     look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}")
 
     # The clock in a subselect, because a volatile function is evaluated for each row and cannot use an index. Rows that
-    # others have locked are skipped.
+    # others have locked are skipped. The condition is repeated outside because a `ctid` is unique in one table only: in
+    # another partition it may be the place of a record that is still needed.
     remove_expired = typed(
         f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} "
         f"WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) AND expires <= :now "
-        "ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED))"
+        "ORDER BY due LIMIT :limit FOR UPDATE SKIP LOCKED)) AND expires <= :now"
     )
 
     # The ten minutes that `due` counts in may hold a million records that expire soon, and a background purge has no
@@ -150,7 +152,7 @@ class Postgres(Dialect):
     remove_near: ClassVar[str] = typed(
         f"DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {TABLE} WHERE ctid = ANY (ARRAY("
         f"SELECT ctid FROM {TABLE} WHERE due <= (SELECT floor(:now / {DUE_SECONDS})::integer) ORDER BY due LIMIT :limit"
-        ")) AND expires <= :now FOR UPDATE SKIP LOCKED))"
+        ")) AND expires <= :now FOR UPDATE SKIP LOCKED)) AND expires <= :now"
     )
 
     @classmethod
@@ -214,6 +216,11 @@ class Postgres(Dialect):
         from onefold.stores.postgres.facts import facts
 
         return facts(database)
+
+    def sampler(self) -> TableSampler:
+        from onefold.stores.samples.postgres_table import PostgresSampler
+
+        return PostgresSampler(self)
 
     @property
     def foreign(self) -> Catalog:

@@ -36,10 +36,28 @@ _OLDEST: Final = (
 
 _IN_DOUBT: Final = sql_facts.counting_in_doubt(NOW, within=f"due >= {IN_DOUBT_SECONDS_MIN / DUE_SECONDS:.0f}", by="due")
 
-# Counted since the statistics were reset; dead rows wait for a vacuum.
+# Counted since the statistics were reset; dead rows wait for a vacuum. A table that was partitioned by hand holds no
+# rows of its own: those of its partitions are summed up, and the one that was vacuumed least recently counts.
 _TABLE: Final = (
-    "SELECT n_live_tup, n_dead_tup, date_part('epoch', greatest(last_vacuum, last_autovacuum)), "
-    f"pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relid = to_regclass('{TABLE}')"
+    "SELECT sum(n_live_tup)::bigint, sum(n_dead_tup)::bigint, "
+    "date_part('epoch', min(greatest(last_vacuum, last_autovacuum))), sum(pg_total_relation_size(relid))::bigint, "
+    "count(*) FILTER (WHERE leaf) FROM ("
+    f"SELECT to_regclass('{TABLE}')::oid AS held_by, false AS leaf WHERE to_regclass('{TABLE}') NOT IN "
+    "(SELECT partrelid FROM pg_partitioned_table) UNION ALL "
+    f"SELECT relid, true FROM pg_partition_tree(to_regclass('{TABLE}')) WHERE isleaf) AS leaves "
+    "JOIN pg_stat_user_tables ON relid = held_by"
+)
+
+# Our primary key is what keeps a second record of an address out.
+_KEY: Final = (
+    "SELECT attname::text FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) "
+    f"WHERE indrelid = to_regclass('{TABLE}') AND indisprimary ORDER BY array_position(indkey::smallint[], attnum)"
+)
+
+# What an index of ours is called in each partition.
+_PARTS: Final = (
+    "SELECT part.relname::text FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid "
+    f"WHERE inhparent = to_regclass('{PURGE_INDEX}')"
 )
 
 _INDEXES: Final = (
@@ -62,10 +80,22 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
 
 
 def _table(database: Database) -> SqlFlow[dict[str, Any]]:
-    names = ("live_rows", "dead_rows", "vacuumed_at", "table_bytes")
+    names = ("live_rows", "dead_rows", "vacuumed_at", "table_bytes", "partitions")
     found: dict[str, Any] = yield from sql_facts.row(database, _TABLE, names)
     found |= yield from sql_facts.indexes(
         database, _INDEXES, wanted=INDEXES, for_purge=PURGE_INDEX, oldest=_OLDEST, doubtful=_IN_DOUBT
     )
+    key = yield from sql_facts.rows(database, _KEY)
+    found["key_columns"] = key if isinstance(key, Untold) else [str(name) for (name,) in key]
+    return found | {"plan": (yield from _plan(database))}
+
+
+def _plan(database: Database) -> SqlFlow[str | Untold]:
+    """Return the plan of a purge. The index of a partition counts as ours."""
     plan = yield from sql_facts.rows(database, _PLAN)
-    return found | {"plan": plan if isinstance(plan, Untold) else "\n".join(str(line) for (line,) in plan)}
+    if isinstance(plan, Untold):
+        return plan
+    parts = yield from sql_facts.rows(database, _PARTS)
+    text = "\n".join(str(line) for (line,) in plan)
+    names = {str(name) for (name,) in ([] if isinstance(parts, Untold) else parts)}
+    return f"{text}\n{PURGE_INDEX}" if any(name in text for name in names) else text

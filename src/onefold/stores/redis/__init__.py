@@ -17,7 +17,7 @@ from onefold._concurrency.generators import run, run_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
-from onefold.stores.base import Query, StoredRecord
+from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.redis import clients, records
 from onefold.stores.redis.errors import is_failure, translated
 from onefold.stores.redis.event_loops import Loops
@@ -131,6 +131,12 @@ class RedisStore(_Options):
 
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._dispatch(self._operations.browse, query, limit)
+
+    def sample(self, query: Query, limit: int) -> Sample:
+        """Return some records from all over the servers; all of them, if there are few keys."""
+        from onefold.stores.samples.redis_keys import sample
+
+        return self._dispatch(sample, self._terms.keys, query, limit)
 
     def stored(self, address: Address) -> StoredRecord | None:
         """Return the string of this address, with its key, its remaining TTL and the server's time."""

@@ -36,6 +36,7 @@ from onefold.stores.sql.records import (
 from onefold.stores.sql.statements import Statements
 
 if TYPE_CHECKING:
+    from onefold.stores.samples.table import TableSampler
     from onefold.stores.sql.connection import Database
     from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
@@ -236,6 +237,10 @@ class Dialect(Statements):
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         """Ask the database for the facts that the doctor reports."""
         raise NotImplementedError(f"{type(self).__name__} reports no facts about its server")
+
+    def sampler(self) -> TableSampler:
+        """Return how to read a bounded part of the table."""
+        raise NotImplementedError(f"{type(self).__name__} draws no samples")
 
     def rows_of(self, column: RecordColumn) -> Rows:
         """Return the operations of a store on the caller's own rows."""

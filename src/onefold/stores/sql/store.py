@@ -18,7 +18,7 @@ from onefold._concurrency.users_errors import passing, passing_async
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import StoreUnavailable
 from onefold.stores import background_purge
-from onefold.stores.base import Query, StoredRecord
+from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.reserved import came_to_nothing, unsent
 from onefold.stores.sql.connection import (
     AsyncStoresPool,
@@ -259,6 +259,18 @@ class SqlStore(SqlRules):
     def stored(self, address: Address) -> StoredRecord | None:
         """Return the row of this address, column by column."""
         return run(self._send(lambda _: self.database.sql.stored(address), self._pool))
+
+    def sample(self, query: Query, limit: int) -> Sample:
+        """Return some records from all over the table; all of them, if there are few."""
+        return run(self._send(lambda _: self.database.sql.sampler().sample(query, limit), self._pool))
+
+    def unsettled(self, limit: int) -> list[Record]:
+        """Return the records that are kept longest, except those that are finished and kept forever."""
+        return run(self._send(lambda _: self.database.sql.sampler().unsettled(limit), self._pool))
+
+    def newest(self, limit: int) -> list[Record]:
+        """Return about `limit` of the newest records, where the database knows them."""
+        return run(self._send(lambda _: self.database.sql.sampler().newest(limit), self._pool))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the database; look for the tables, and never create them."""

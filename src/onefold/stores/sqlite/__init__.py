@@ -21,7 +21,7 @@ from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, R
 from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores import background_purge
-from onefold.stores.base import Query, StoredRecord
+from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlite.connection import SqliteConnection, insist
 from onefold.stores.sqlite.dialect import SQLITE
@@ -147,6 +147,18 @@ class SqliteStore:
     def stored(self, address: Address) -> StoredRecord | None:
         """Return the row of this address, column by column."""
         return self._reading.do(lambda records: records.stored(address))
+
+    def sample(self, query: Query, limit: int) -> Sample:
+        """Return some records from all over the file; all of them, if there are few."""
+        return self._reading.do(lambda records: run(SQLITE.sampler().sample(query, limit), records))
+
+    def unsettled(self, limit: int) -> list[Record]:
+        """Return the records that are kept longest, except those that are finished and kept forever."""
+        return self._reading.do(lambda records: run(SQLITE.sampler().unsettled(limit), records))
+
+    def newest(self, limit: int) -> list[Record]:
+        """Return the records that were written last."""
+        return self._reading.do(lambda records: run(SQLITE.sampler().newest(limit), records))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the file and its disk; the file is looked up, and never created."""

@@ -12,6 +12,7 @@ from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
 from onefold.stores.sql.statements import assigned, columns, values
 
 if TYPE_CHECKING:
+    from onefold.stores.samples.table import TableSampler
     from onefold.stores.sql.connection import Database
     from onefold.stores.sql.foreign_tables import Catalog
     from onefold.stores.sql.own_column import Rows
@@ -86,6 +87,11 @@ class Sqlite(Dialect):
         from onefold.stores.sqlite.facts import facts
 
         return facts(database)
+
+    def sampler(self) -> TableSampler:
+        from onefold.stores.samples.sqlite_file import SqliteSampler
+
+        return SqliteSampler(self)
 
     @property
     def foreign(self) -> Catalog:
