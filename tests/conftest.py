@@ -35,6 +35,9 @@ pytest_plugins = ["services.fixtures", "tests.scheduling"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The module: the package's own `current` is the function.
+_CURRENT = importlib.import_module("onefold.current")
+
 # The servers of the tests are on this machine: no proxy of the environment is asked for them.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
@@ -54,6 +57,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Forget the delivery that a test has left behind: whoever strikes at every instruction may leave one current."""
+    for left in (_CURRENT._current, _CURRENT._step, _CURRENT._batch):
+        left.set(None)
 
 
 @pytest.fixture(scope="session", autouse=True)
