@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec.structs import replace
@@ -257,13 +257,21 @@ def _warn_of_abandoned(store: Browsable, query: Query) -> None:
     running: Iterable[Record] | None = unsettled(store, query._replace(state=State.RUNNING))
     if running is None:
         running = records(store, query._replace(state=State.RUNNING))
-    # The next delivery of a dead bypass decides nothing: it gets the earlier outcome.
-    count = sum(1 for record in running if record.is_abandoned and behind_dead_bypass(record) is None)
+    count = sum(1 for record in running if record.is_abandoned and not _stands_behind_bypass(store, record))
     if count:
         note(
             f"also running past the end of their lease: {count:,}. The next delivery decides about them. "
             "To see them: onefold ls --state running. To settle them: onefold resolve KEY ..., by their keys"
         )
+
+
+def _stands_behind_bypass(store: Any, record: Record) -> bool:
+    """Return whether the next delivery decides nothing: a bypass has died, and it gets the earlier outcome."""
+    if not record.bypasses:
+        return False
+    # The index does not have the notes, in which the earlier outcome is.
+    whole = store.read(record.address)
+    return whole is not None and behind_dead_bypass(whole) is not None
 
 
 def resolve_line(record: Record, typed: str | None) -> str:
