@@ -118,11 +118,19 @@ def _forget_all(guard: Guard) -> None:
 def _ended_gently() -> Iterator[None]:
     """End the demo on SIGTERM as on Ctrl-C, together with its processes and its folder."""
 
+    stopped: list[int] = []
+
     def stop(number: int, _: object) -> None:
+        stopped.append(number)
         raise typer.Exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except Exception:
+        # Whatever else fails once it was stopped follows from that.
+        if stopped:
+            raise typer.Exit(128 + stopped[0]) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
