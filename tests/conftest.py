@@ -61,7 +61,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Forget the delivery that a test has left behind: whoever strikes at every instruction may leave one current."""
+    """Forget the delivery or step that a test has left current in its thread, so that the next one is not inside it.
+
+    Strikes inside contextlib leave a step (`Current._inside`). What once left a whole delivery is not known yet: this
+    hides it, and goes once it is found.
+    """
     for left in (_CURRENT._current, _CURRENT._step, _CURRENT._batch):
         left.set(None)
 

@@ -20,7 +20,7 @@ import typer
 
 from onefold import Guard
 from onefold.cli._common.output import Format, Refusal
-from onefold.demo.command import TRANSACTIONAL, WITHOUT, perform
+from onefold.demo.command import TRANSACTIONAL, WITHOUT, _ended_gently, perform
 from onefold.demo.consumers import OPERATION, Desk, Handler
 from onefold.demo.scenes import FAILURE_POINTS, Side, verdict
 from onefold.demo.wallet import Message, Wallet
@@ -266,3 +266,21 @@ def test_a_store_that_cannot_be_used_is_one_line(tmp_path: Path, options: list[s
 def test_a_process_that_fails_is_one_line() -> None:
     with pytest.raises(Refusal, match=r"the consumer ended before 'end': .*no_such_handler"):
         perform(Side("with", "tests.demo.test_demo:no_such_handler"), "transactional", Format.TABLE, points=ONE_POINT)
+
+
+def test_a_demo_that_was_stopped_says_so_whatever_else_fails_after_that() -> None:
+    def fail_while_stopping() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except typer.Exit:
+            raise ValueError("a process is still running") from None
+
+    with pytest.raises(typer.Exit) as end, _ended_gently():
+        fail_while_stopping()
+
+    assert end.value.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_demo_that_fails_by_itself_shows_its_own_error() -> None:
+    with pytest.raises(ValueError, match="its own"), _ended_gently():
+        raise ValueError("its own")
