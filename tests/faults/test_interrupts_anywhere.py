@@ -68,7 +68,7 @@ class Strike:
             return
         self._left -= 1
         if self._left == 0:
-            sys.setprofile(None)
+            # Python takes a profiler that raises away. This one must not: it would free a method that still runs.
             self.where = f"{event} of {frame.f_code.co_qualname} in {Path(frame.f_code.co_filename).name}"
             raise self._error("now")
 
@@ -142,7 +142,8 @@ def test_wherever_it_strikes_no_record_is_committed_without_its_effect(
 class Noticed(Strike):
     """Raises where Python itself notices a signal in our code: as a function begins, and after a call of C code."""
 
-    events = ("call", "c_return")
+    # Python 3.11 itself crashes now and then if a profiler raises after a call of C code.
+    events = ("call", "c_return") if sys.version_info >= (3, 12) else ("call",)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -210,8 +211,10 @@ def test_wherever_it_strikes_a_callers_redis_client_gets_its_connection_back(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("story", [one, batch])
 def test_wherever_it_strikes_our_own_redis_client_leaves_no_connection_open(
-    story: Callable[[Guard, str], Any], redis_url: str
+    story: Callable[[Guard, str], Any], redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No heartbeat comes, which would open a connection of its own.
+    monkeypatch.setitem(globals(), "LEASE_SECONDS", 60)
     with Guard(redis_url) as guard:
         story(guard, "first")
         gc.collect()
