@@ -354,9 +354,8 @@ def put_back(around: Current | None, inside: Current | None) -> Left:
     return _NOTHING if inside is None else _left(inside)
 
 
-def around() -> Current | None:
-    """Return the delivery whose handler is running here, if there is one."""
-    return _current.get()
+# Returns the delivery whose handler is running here, if there is one.
+around: Final[Callable[[], Current | None]] = _current.get
 
 
 _NOTHING: Final = (None, NONE_LEFT, None)

@@ -33,6 +33,9 @@ def address(operation: str, key: object, scope: str | None = None) -> Address:
 def checked_key(key: object, operation: str = "") -> str:
     """Return the key as a string. An int and its decimal digits are one key, and so are a UUID and its usual form."""
     if type(key) is str:
+        if key.isascii() and len(key) <= KEY_MAX and "\0" not in key and key and not key.isspace():
+            # Almost every key; what follows would find the same.
+            return key
         text = key
     elif isinstance(key, (str, int, uuid.UUID)) and not isinstance(key, bool):
         text = str.__str__(key) if isinstance(key, str) else str(key)

@@ -56,16 +56,13 @@ class When(Enum):
 Answered = tuple[Any, Exception | None, BaseException | None]
 
 
-def perform(step: Any, context: Any) -> Answered:
-    """Perform one operation. An interrupt that ends the delivery is raised."""
-    try:
-        return step.send(context.store), None, None
-    except BaseException as interrupt:
-        if isinstance(interrupt, Exception) and (step.outside or not _came_from_outside(interrupt, context)):
-            return None, interrupt, None
-        if not _may_be_repeated(step, context):
-            raise
-        return _asked_again(step, context.store, interrupt)
+def after_raising(step: Any, context: Any, raised: BaseException) -> Answered:
+    """Return the result of a sync operation that has raised; nothing at all for an interrupt that ends the delivery."""
+    if isinstance(raised, Exception) and (step.outside or not _came_from_outside(raised, context)):
+        return None, raised, None
+    if not _may_be_repeated(step, context):
+        return None, None, None
+    return _asked_again(step, context.store, raised)
 
 
 def _came_from_outside(error: Exception, context: Any) -> bool:

@@ -41,11 +41,27 @@ RETRY_AFTER: Final = 1.0
 
 
 def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
-    """Claim mode: one round trip before the handler, one after. `won` is a claim that is already ours."""
+    """Claim mode: one round trip before the handler, one after. `won` is a claim that is already ours.
+
+    Almost every delivery finds the address free, or done: both are written out here, because each generator in between
+    costs as much as a look into a dictionary.
+    """
     down: StoreUnavailable | None = None
     entry: Entry | Outcome[Any]
     try:
-        entry, then = won or (yield from win(delivery))
+        if won is None:
+            entry, then = _decide.new_entry(delivery.request, delivery.policy, delivery.mint()), RUN
+            try:
+                found: Record | Gone | None = yield Claiming(entry)
+            except StoreUnavailable as error:
+                yield from _disown(entry, error)
+                raise
+            if found is not None:
+                if isinstance(found, Record) and _decide.decide(found, delivery.request, delivery.policy) is REPLAY:
+                    return cast("Outcome[Any]", answer(delivery, found, REPLAY))
+                entry, then = yield from _contend(delivery, entry, found)
+        else:
+            entry, then = won
     except StoreUnavailable as error:
         down = error
     if down is not None:
@@ -69,39 +85,56 @@ def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[O
 
 def win(delivery: Delivery, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
     """Claim until the address is ours or otherwise settled. Batches claim messages that have not started yet."""
-    request, policy, token = delivery.request, delivery.policy, delivery.mint()
-    new = _decide.new_entry(request, policy, token)
+    new = _decide.new_entry(delivery.request, delivery.policy, delivery.mint())
     if unstarted:
         new = _decide.change(new, notes=_decide.UNSTARTED)
-    entry, then, replacing = new, RUN, None
-    waited, rounds = 0.0, 0
-    while rounds < ROUNDS_MAX:
+    try:
+        found: Record | Gone | None = yield Claiming(new)
+    except StoreUnavailable as down:
+        yield from _disown(new, down)
+        raise
+    if found is None:
+        return new, RUN
+    return (yield from _contend(delivery, new, found))
+
+
+def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flow[tuple[Entry | Outcome[Any], Then]]:
+    """Claim until the address is ours or otherwise settled, once `new` has been refused for what was found."""
+    request, policy = delivery.request, delivery.policy
+    waited, rounds = 0.0, 1
+    while True:
+        entry, then, replacing = new, RUN, None
+        waits = False
+        if isinstance(found, Record):
+            then = _decide.decide(found, request, policy)
+            waits = waited < policy.wait and then is Then.REFUSE_RUNNING
+            if waits:
+                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
+                then = RUN
+            else:
+                settled = answer(delivery, found, then, waited)
+                if settled is not None:
+                    return settled, then
+                entry, replacing = _decide.entry(then, found, request, policy, new.token), found
+        if not waits:
+            if rounds == ROUNDS_MAX:
+                raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
+            rounds += 1
         try:
-            found: Record | Gone | None = yield Claiming(entry, replacing)
+            found = yield Claiming(entry, replacing)
         except StoreUnavailable as down:
-            # If nothing was sent, or nothing can be, taking it back would only double the wait.
-            if replacing is None and down.reached:
-                yield from _disown(entry)
+            if replacing is None:
+                yield from _disown(entry, down)
             raise
         if found is None:
             return _written(delivery, entry, then), then
-        entry, then, replacing = new, RUN, None
-        if isinstance(found, Record):
-            then = _decide.decide(found, request, policy)
-            if waited < policy.wait and then is Then.REFUSE_RUNNING:
-                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
-                then = RUN
-                continue
-            settled = answer(delivery, found, then, waited)
-            if settled is not None:
-                return settled, then
-            entry, replacing = _decide.entry(then, found, request, policy, token), found
-        rounds += 1
-    raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
 
 
-def _disown(entry: Entry) -> Flow[None]:
+def _disown(entry: Entry, down: StoreUnavailable) -> Flow[None]:
     """Try to take back a claim that got no answer but may have been written, so that nothing is left in doubt."""
+    # If nothing was sent, or nothing can be, taking it back would only double the wait.
+    if not down.reached:
+        return
     try:
         yield Releasing(entry.as_claim())
     except Exception as error:
@@ -138,7 +171,8 @@ def answer(delivery: Delivery, found: Record, then: Then, waited: float = 0.0) -
     if then is REPLAY:
         if waited:
             delivery.tell(Kind.WAITED, address, found.attempt)
-        return replay(delivery, earlier_ending.finished(found) or found)
+        # Only a record with notes can hold an outcome that a bypass has found.
+        return replay(delivery, found if found.notes is None else earlier_ending.finished(found) or found)
     match then:
         case Then.REPLAY_ERROR:
             found = earlier_ending.finished(found) or found

@@ -17,7 +17,7 @@ from onefold._concurrency.users_errors import add_note, class_name, text_of
 from onefold._delivery import decide as _decide
 from onefold._delivery import earlier_ending
 from onefold._delivery.decide import Then
-from onefold._delivery.handler_steps.left import as_remark
+from onefold._delivery.handler_steps.left import NONE_LEFT, as_remark
 from onefold._delivery.probe import ask_probe
 from onefold._delivery.steps import (
     Claiming,
@@ -59,6 +59,8 @@ RESTORE_ROUNDS_MAX: Final = 8
 
 def close(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
     """Close the record according to how the handler ended; its error is raised unchanged."""
+    if ended.error is None and ended.steps is NONE_LEFT:
+        return close_done(delivery, entry, ended)
     then = _decide.after(ended.error, delivery.policy, ended.steps) if ended.started else Then.RELEASE
     tell_steps_left(delivery, ended.error, ended.steps)
     if then is FINISH:
@@ -88,11 +90,21 @@ def close_done(
     """Store the result of a run that happened, as the handler or the probe says; report a lost claim."""
     struck: list[BaseException] = []
     ending = done_ending(delivery, ended.value, entry.attempt, struck, noted=ended.noted, probed=probed)
-    kept = yield from finish(delivery, entry, ending)
+    claim = entry.as_claim()
+    step = Finishing(claim, with_history(ending, entry) if entry.remark else ending)
+    kept: bool | Exception
+    try:
+        # `finish`, without calling it: almost every store answers at once.
+        kept = yield step
+    except Exception as error:
+        if not is_answer(error):
+            # An interrupt after the answer.
+            raise
+        kept = yield from insist(delivery.tell, claim, step, "finish", error)
     if kept is False:
         delivery.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
-    if kept:
+    if kept is True:
         delivery.tell(FINISHED, entry.address, entry.attempt)
     else:
         tell_not_recorded(delivery, entry.attempt)
@@ -181,22 +193,26 @@ def finish(delivery: Delivery, entry: Entry, ending: Ending) -> Flow[bool | None
     return None if isinstance(kept, Exception) else kept
 
 
-def insist(tell: Teller, claim: Claim, step: StoreStep, what: str) -> Flow[bool | Exception]:
+def insist(
+    tell: Teller, claim: Claim, step: StoreStep, what: str, failure: Exception | None = None
+) -> Flow[bool | Exception]:
     """Retry until the store answers: return whether the claim is ours, or the error if the lease was nearly over.
 
-    A heartbeat that still gets through must not make this endless: it ends after one lease in any case.
+    A heartbeat that still gets through must not make this endless: it ends after one lease in any case. `failure` is
+    what the step was answered before.
     """
     pause, waited = FINISH_PAUSE_FIRST, 0.0
     while True:
-        try:
-            ours: bool = yield step
-            return ours
-        except Exception as error:
-            if not is_answer(error):
-                # An interrupt after the answer.
-                raise
-            # Whatever it is, it is asked again: something has happened.
-            failure = error
+        if failure is None:
+            try:
+                ours: bool = yield step
+                return ours
+            except Exception as error:
+                if not is_answer(error):
+                    # An interrupt after the answer.
+                    raise
+                # Whatever it is, it is asked again: something has happened.
+                failure = error
         tell(Kind.STORE_FAILED, claim.address, detail=f"{what}: {type(failure).__name__}")
         waited += yield Took()
         left = yield LeaseLeft(claim)
@@ -204,6 +220,7 @@ def insist(tell: Teller, claim: Claim, step: StoreStep, what: str) -> Flow[bool 
             return failure
         waited += yield Pausing(min(pause, left / 2))
         pause = min(pause * 2, FINISH_PAUSE_MAX)
+        failure = None
 
 
 def _ask_after(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[ProbeAnswer]:

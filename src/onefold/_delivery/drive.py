@@ -27,9 +27,9 @@ import msgspec
 from onefold._concurrency import forks
 from onefold._concurrency.generators import Flow
 from onefold._concurrency.interrupts import (
+    after_raising,
     as_answer,
     cancellations,
-    perform,
     perform_async,
     spoil,
     spoil_async,
@@ -87,7 +87,7 @@ class SupportsDriving(Protocol):
     def put_back(self, around: Any, current: Any) -> Left: ...
 
 
-def drive(flow: Flow[T], context: SupportsDriving) -> T:
+def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loop: every delivery goes through it
     """Perform a flow's steps synchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -101,17 +101,26 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:
             step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
             if isinstance(step, StoreStep):
-                sent = time.monotonic() if step.counts else sent
+                if step.counts:
+                    sent = time.monotonic()
                 reply = None
-                reply, failure, stop = perform(step, context)
-                interrupt = interrupt or stop
+                try:
+                    reply = step.send(context.store)
+                except BaseException as error:
+                    reply, failure, stop = after_raising(step, context, error)
+                    if failure is None and stop is None:
+                        raise
+                    interrupt, stop = interrupt or stop, None
             elif isinstance(step, Running):
                 reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context)
                 interrupt = interrupt or ran.interrupt
+            elif isinstance(step, Watching):
+                watched.extend(step.claims)
+                reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
                 reply = _pause(step.seconds, interrupt)
             else:
-                reply = _lease(step, context, watched, sent)
+                reply = _lease(step, context, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
@@ -145,7 +154,7 @@ def _of_a_child(ran: Ended | None) -> BaseException:
     return UsageError(IN_A_CHILD) if ran is None or ran.error is None else ran.error
 
 
-async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
+async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - as `drive`
     """Perform a flow's steps asynchronously."""
     reply: Any = None
     failure: Exception | None = None
@@ -162,14 +171,17 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
                 sent = time.monotonic() if step.counts else sent
                 reply = None
                 reply, failure, stop = await perform_async(step, context, interrupt)
-                interrupt = interrupt or stop
+                interrupt, stop = interrupt or stop, None
             elif isinstance(step, Running):
                 reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context)
                 interrupt = interrupt or ran.interrupt
+            elif isinstance(step, Watching):
+                watched.extend(step.claims)
+                reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
                 reply = await _pause_async(step.seconds, interrupt)
             else:
-                reply = _lease(step, context, watched, sent)
+                reply = _lease(step, context, sent)
     except StopIteration as end:
         if interrupt is None:
             return end.value  # type: ignore[no-any-return]
@@ -192,11 +204,8 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:
         reply = failure = ran = interrupt = None
 
 
-def _lease(step: Step, context: SupportsDriving, watched: list[Claim], sent: float) -> float | None:
+def _lease(step: Step, context: SupportsDriving, sent: float) -> float | None:
     """Perform a step about time: the heartbeat knows how long a lease is certainly still ours."""
-    if isinstance(step, Watching):
-        watched.extend(step.claims)
-        return context.heartbeat.watch(step.claims, sent)  # type: ignore[no-any-return]
     if isinstance(step, Unwatching):
         return context.heartbeat.unwatch(step.claims)  # type: ignore[no-any-return]
     if isinstance(step, Took):

@@ -52,7 +52,7 @@ def encode(value: object) -> bytes:
 def encode_each(values: Sequence[object]) -> list[bytes]:
     """Return the canonical form of each value."""
     try:
-        if are_plain(values):
+        if LEAVES.issuperset(map(type, values)) or are_plain(values):
             return list(map(_fast, values))
     except REFUSALS:
         pass

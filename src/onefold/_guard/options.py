@@ -43,6 +43,9 @@ _PAYLOAD: Final = recipe_of_whole("payload")
 # How many variants of a guard's policy are kept: a probe that is made anew for each call makes one for each.
 VARIANTS_MAX: Final = 256
 
+# How many checked names of operations are remembered: a program has a few, unless it makes them up.
+OPERATIONS_MAX: Final = 1024
+
 mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
 
 
@@ -79,6 +82,9 @@ class Options:
         policy = Policy() if policy is None else self._checked(policy)
         self.policy = self._checked(policy.replace(**fields)) if fields else policy
         self._scope = scope if callable(scope) or scope is None else keys.checked_scope(scope)
+        # None if it is found for each call.
+        self._one_scope = None if callable(scope) else keys.checked_scope(scope)
+        self._operations: set[str] = set()
         self._codec: Codec = MsgspecCodec() if codec is None else codec
         self._tell = Teller(on_event)
         self._policies: dict[str, Policy] = {}
@@ -145,11 +151,18 @@ class Options:
     def _request(
         self, operation: str, key: object, scope: str | None, payload: object = None, *, bypass: bool | str = False
     ) -> DeliveryRequest:
-        address = keys.address(operation, key, self._scoped(scope))
+        # One scope for all is checked when the guard is made, and an operation when it is first seen.
+        if scope is None and self._one_scope is not None and type(operation) is str and operation in self._operations:
+            address = Address(self._one_scope, operation, keys.checked_key(key, operation))
+        else:
+            address = keys.address(operation, key, self._scoped(scope))
+            self._remember(operation)
         if isinstance(bypass, str):
             check_name_of_bypass(bypass)
+        if payload is None:
+            return DeliveryRequest(address, None, bypass)
         try:
-            fingerprint = None if payload is None else of_whole(_PAYLOAD, address.parts, payload)
+            fingerprint = of_whole(_PAYLOAD, address.parts, payload)
         except Exception as error:
             if not has_no_form(payload):
                 raise
@@ -158,6 +171,11 @@ class Options:
                 "Nothing ran"
             ) from error
         return DeliveryRequest(address, fingerprint, bypass)
+
+    def _remember(self, operation: str) -> None:
+        """Remember a name that was checked. A subclass of `str` is checked each time: it may be equal to anything."""
+        if type(operation) is str and len(self._operations) < OPERATIONS_MAX:
+            self._operations.add(operation)
 
     def _request_of_call(
         self, call: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False
@@ -239,6 +257,10 @@ class Options:
         if not callable(function):
             raise _not_a_function(function)
         try:
+            if returns is Any:
+                returns = returns_of(function)
+                if returns is self._storable:
+                    return returns
             return self._returns(function, returns, policy)
         except NameError as error:
             raise _unreadable(function, error) from error

@@ -68,6 +68,8 @@ class GuardedFunction:
         self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
         self._simple = all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
         self._tails = self._defaults_after() if self._simple else ()
+        # How many arguments a call has that passes all of them by position; no call has -1.
+        self._all_by_position = len(self._names) if self._simple else -1
         self._key_names = () if callable(key) else self._checked(key, "key")
         self._key = key if callable(key) else None
         self._scope = scope if callable(scope) else None
@@ -106,7 +108,7 @@ class GuardedFunction:
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, bytes | None]:
         """Return the scope and key of a call, checked, and the fingerprint of its payload."""
-        bound = self._bind(args, kwargs)
+        bound = args if len(args) == self._all_by_position and not kwargs else self._bind(args, kwargs)
         scope = self._scope_of(bound, args, kwargs) if self._one_scope is None else self._one_scope
         if self._key is not None:
             key = keys.checked_key(self._key(*args, **kwargs), self.operation)

@@ -54,7 +54,7 @@ class AsyncHeartbeat:
     def watch(self, claims: Sequence[Claim], sent: float) -> float:
         """Keep these claims alive from now on; return how long all of them are certainly still ours."""
         here = self._here()
-        left, due = here.beats.add(claims, sent)
+        left, due = here.beats.add_one(claims[0], sent) if len(claims) == 1 else here.beats.add(claims, sent)
         if due < here.wakes_at:
             self._wake_at(here, due)
         return left

@@ -66,6 +66,13 @@ class Beats(dict[bytes, Beat]):
                 due = beat.due
         return end - clock.monotonic(), due
 
+    def add_one(self, claim: Claim, sent: float) -> tuple[float, float]:
+        """Do the same for one claim: almost every delivery has one."""
+        beat = Beat(claim, sent, sent + claim.lease / BEATS_PER_LEASE)
+        if self.setdefault(claim.token, beat) is not beat:
+            return self.add((claim,), sent)
+        return sent + claim.lease - clock.monotonic(), beat.due
+
     def drop(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             self.pop(claim.token, None)

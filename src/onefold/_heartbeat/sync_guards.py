@@ -37,6 +37,8 @@ class Heartbeat:
     def reset(self) -> None:
         """Start over in a forked child, where the parent's thread does not run and its claims are not ours."""
         self.beats = Beats()
+        # Finds the beat of a token: an attribute, because every delivery asks.
+        self.find: Callable[[bytes], Beat | None] = self.beats.get
         self._bell: Bell = Bell()
         # Set only by the thread.
         self._wakes_at = math.inf
@@ -46,7 +48,7 @@ class Heartbeat:
 
     def watch(self, claims: Sequence[Claim], sent: float) -> float:
         """Keep these claims alive from now on; return how long all of them are certainly still ours."""
-        left, due = self.beats.add(claims, sent)
+        left, due = self.beats.add_one(claims[0], sent) if len(claims) == 1 else self.beats.add(claims, sent)
         # For almost every claim the thread already waits for an earlier time, and needs no wake-up.
         if due < self._wakes_at:
             self._wake_at(due)
@@ -64,9 +66,6 @@ class Heartbeat:
             self._thread = thread_for(self, self._bell)
             self._thread.start()
         self._bell.put(moment)
-
-    def find(self, token: bytes) -> Beat | None:
-        return self.beats.get(token)
 
     def left(self, claim: Claim) -> float:
         """Return how long this claim is certainly still ours."""

@@ -150,9 +150,10 @@ class MemoryStore:
         if row is None:
             if replacing is not None:
                 return GONE
-            self._make_room(now)
+            if self._limit is not None or now >= self._first_end:
+                self._make_room(now)
             revision = 1
-        elif entry.is_own(row.token, replacing):
+        elif row.token == entry.token and entry.is_own(row.token, replacing):
             return None
         elif replacing is None or not self._is_still(row, replacing):
             return _record(entry.address, row, now)
