@@ -48,7 +48,7 @@ class SoftTimeLimit(Exception):
 class Strike:
     """Raises at the n-th call or return of a function of ours."""
 
-    events = ("call", "return")
+    events: tuple[str, ...] = ("call", "return")
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         self._left = at
