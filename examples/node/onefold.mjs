@@ -306,7 +306,12 @@ function uint(value, size) {
 }
 
 // Rounded up, because nothing may end too early. Empty: forever.
-const milliseconds = (seconds) => (seconds === Infinity ? "" : String(Math.max(0, Math.ceil(seconds * 1000))));
+const milliseconds = (seconds) => {
+  if (typeof seconds !== "number" || Number.isNaN(seconds)) {
+    throw new TypeError(`a duration is a number of seconds, or Infinity, and not ${JSON.stringify(seconds)}`);
+  }
+  return seconds === Infinity ? "" : String(Math.max(0, Math.ceil(seconds * 1000)));
+};
 
 // A client of Redis, as far as this file needs one. A lost connection fails what waits for an answer, and what comes after.
 

@@ -94,7 +94,10 @@ class Current(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def token(self) -> str:
-        """The proof of this claim, in hexadecimal digits. Pass it on to a system that has to refuse late writes."""
+        """The proof of this claim, in hexadecimal digits, for a system that has to refuse late writes.
+
+        It is random: compare it for equality with the token that was written last, not for which is later.
+        """
         return self._entry.token.hex()
 
     @property

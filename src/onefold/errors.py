@@ -129,7 +129,7 @@ class ResultNotKept(OnefoldError):
 
     says = (
         "done before, but its result was not kept ({remark}). It did not run again: treat it as done. `.outcome()` has "
-        "`omitted`, which says so without an error"
+        "`omitted`, which says so without an error. If the function returns nothing, annotate it with `-> None`"
     )
 
     remark: str = ""

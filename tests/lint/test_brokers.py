@@ -200,7 +200,7 @@ def test_sqs_tells_visibility_retention_and_dead_letters(sqs: Any, dynamodb: Ser
     report = examined(broker_of(dynamodb), name, Policy(keep="8d"), handler_time=30.0, visibility_timeout=60.0)
 
     assert reasons(report, "visibility") == ["VisibilityTimeout is 20s"]
-    assert reasons(report, "redelivery") == ["VisibilityTimeout x maxReceiveCount 5 is 100s"]
+    assert reasons(report, "redelivery") == ["VisibilityTimeout x maxReceiveCount 5 is 1m 40s"]
     assert reasons(report, "retention") == [
         "MessageRetentionPeriod is 4d",
         f"MessageRetentionPeriod of the dead letters {name}-dead is 14d",

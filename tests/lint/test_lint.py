@@ -122,6 +122,7 @@ def test_the_default_of_keep_is_judged_too(tmp_path: Path) -> None:
     [
         ("OF001", "replays: {a: forever}", "keep: forever, replays: {a: forever}", "Set keep: forever"),
         ("OF002", "keep: 30s, lease: 30s", "keep: 31s, lease: 30s", "lease is 30s and keep is 30s"),
+        ("OF002", "keep: 24h, lease: 90061s", "keep: 48h, lease: 90061s", "lease is 25h 1m 1s and keep is 24h"),
         ("OF003", "handler_time: 2m, visibility_timeout: 30s", "handler_time: 30s, visibility_timeout: 30s", "4m"),
         ("OF007", "key: offset", "key: header:offset", "offset"),
         ("OF007", "key: job_id", "key: message_id", "job_id"),
@@ -291,8 +292,8 @@ def test_durations_are_said_as_people_write_them(duration: float, message: str) 
         (173_700, "48h 15m", "49h"),
         (172_800, "48h", "48h"),
         (604_800, "7d", "7d"),
-        (612_000, "170h", "8d"),
-        (8_100, "135m", "135m"),
+        (612_000, "7d 2h", "8d"),
+        (8_100, "2h 15m", "135m"),
         (61, "61s", "61s"),
         (7_261, "2h 1m 1s", "122m"),
         (90_061.5, "25h 1m 1.5s", "26h"),

@@ -26,6 +26,7 @@ from sqlalchemy import Engine
 from onefold import Guard
 from services.kafka import bootstrap
 from tests.stores.django.project import put_back
+from tests.stores.dynamodb.tools import client_options
 from tests.support import PROJECT
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
@@ -48,6 +49,10 @@ def on_our_servers(block: str, request: pytest.FixtureRequest) -> str:
         # Clients of Kafka take a list of servers, and no URL. One of its own: whoever else runs the page in another
         # process, another test of it say, has the same topics and the same group.
         block = block.replace("localhost:9092", bootstrap(request.getfixturevalue("own_kafka").url))
+    if 'boto3.client("sqs"' in block:
+        # The emulator of DynamoDB has SQS, too; a client finds it by the variable.
+        endpoint = client_options(request.getfixturevalue("dynamodb_url"))["endpoint_url"]
+        request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL_SQS", endpoint)
     for scheme, fixture in STAND_INS.items():
         if not re.search(scheme, block):
             continue

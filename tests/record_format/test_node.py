@@ -6,6 +6,7 @@ import itertools
 import json
 import queue
 import random
+import re
 import subprocess
 import threading
 from collections import Counter, defaultdict
@@ -391,3 +392,29 @@ def test_the_example_in_node_shares_its_record_with_python(node: str, url: str, 
     assert run() == "charging pay_1\ndone: { receipt: 17 }\n"
     assert run() == "it was done before: { receipt: 17 }\n"
     assert guard.run("charge", "pay_1", dict).value == {"receipt": 17}
+
+
+def test_the_programs_of_the_page_run_and_python_finds_what_they_have_done(
+    node: str, url: str, guard: Guard, tmp_path: Path
+) -> None:
+    text = (PROJECT / "docs" / "record-format.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```js\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    client = (PROJECT / "examples" / "node" / "onefold.mjs").as_uri()
+
+    def run(program: str) -> str:
+        path = tmp_path / "page.mjs"
+        path.write_text(program.replace("./onefold.mjs", client).replace("redis://localhost:6379/0", url))
+        return subprocess.run([node, path], capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+
+    said = [run(program) for program in programs for _ in range(2)]
+
+    assert said == ["charging\n", "", "false { receipt: 17 }\n", "true { receipt: 17 }\n"]
+    assert guard.run("charge", "pay_7f3a", pytest.fail).replayed
+    assert guard.run("charge", "pay_8", pytest.fail).value == {"receipt": 17}
+
+
+def test_a_duration_that_is_no_number_is_refused_before_anything_is_sent(peer: Peer, guard: Guard) -> None:
+    said = peer.hear(peer.begin("remember", address=CHARGE, keep={"keep": 86400}))
+
+    assert "a duration is a number of seconds, or Infinity, and not" in json.dumps(said)
+    assert guard.read("charge", "pay_7f3a") is None

@@ -120,7 +120,8 @@ def test_the_page_needs_nothing_from_elsewhere(log: Path, url: str, tmp_path: Pa
 
     text = page.read_text(encoding="utf-8")
     assert ended.exit_code == 0
-    assert "Without Onefold, handlers would have run 5 times more, and 28,407.50 would have moved twice." in text
+    assert "Without Onefold, handlers would have run 5 times more, and 28,407.50 would have moved twice, " in text
+    assert "not counting 1 whose amount is unknown." in text
     assert "<td>charge</td><td>3</td><td>0</td><td>28400.50</td><td>0</td>" in text
     assert "<td>all</td><td>5</td><td>0</td><td>28407.50</td><td>1</td>" in text
     assert not re.search(r"(src|href)=|https?:|<script|@import|url\(", text)

@@ -11,7 +11,7 @@ Where it contradicts itself, or what others know:
   is that it may be lost.
 - a job's id is said to change on retry. Celery's and Sidekiq's stay for a retry, and are new for a second enqueueing.
 
-`docs/glossary.md` has both jobs as recipes.
+`docs/recipes/jobs.md` has both jobs as recipes.
 """
 
 from __future__ import annotations
@@ -166,6 +166,29 @@ def test_a_result_is_kept_beside_the_key_and_the_next_caller_gets_it(guard: Guar
     first, again = (guard.run("charge", KEY, lambda: {"receipt": 17}) for _ in range(2))
 
     assert (first.value, again.value, again.replayed) == ({"receipt": 17}, {"receipt": 17}, True)
+
+
+def test_its_own_table_keeps_the_result_and_eight_workers_at_once_all_get_it(url: str, guard: Guard) -> None:
+    """The table stays as it is, without a column of ours; Onefold writes the row, because the job writes none."""
+    record = RecordColumn("idempotency_keys", "key", result="result")
+    all_here = threading.Barrier(8)
+
+    @guard.transactional("charge", key="idempotency_key", record=record, fingerprint=None)
+    def perform(idempotency_key: str, *, tx: Any = TX) -> dict[str, int]:
+        charge(tx)
+        return {"receipt": 17}
+
+    def deliver() -> bool:
+        all_here.wait(PATIENCE)
+        outcome = perform.outcome(KEY)
+        assert outcome.value == {"receipt": 17}
+        return outcome.replayed
+
+    workers = [Elsewhere(deliver) for _ in range(8)]
+
+    assert sorted(worker.result() for worker in workers) == [False] + [True] * 7
+    assert charges(url) == [(123, 9900)]
+    assert rows(url, "SELECT key, result FROM idempotency_keys") == [(KEY, {"receipt": 17})]
 
 
 def test_the_rows_of_its_table_count_when_a_team_moves_to_the_guard(url: str) -> None:

@@ -141,15 +141,22 @@ def test_a_success_expires_by_itself_after_a_day_and_a_claim_after_its_lease(red
 
     async def story(shop: Shop, post: Any) -> None:
         client = redis.Redis.from_url(redis_url)
+        shop.gate.clear()
         try:
-            await post()
+            first = asyncio.create_task(post())
+            await asyncio.wait_for(shop.running.wait(), PATIENCE)
+            claim = await shop.guard.read("http", "k-1")
+            shop.gate.set()
+            await first
             (name,) = client.keys()
             assert 24 * 3600 - 60 < client.ttl(name) <= 24 * 3600
         finally:
             client.close()
-        record = await shop.guard.read("http", "k-1")
-        assert record is not None
-        assert record.state == "done"
+        success = await shop.guard.read("http", "k-1")
+        assert claim is not None
+        assert success is not None
+        assert (claim.state, success.state) == ("running", "done")
+        assert 0 < claim.lease_left <= 30
 
     play(redis_url, story)
 

@@ -14,8 +14,8 @@ DAYS_FROM: Final = 3 * UNITS["d"]
 # From three of a unit on, a proposed duration is a whole number of it.
 ROUND_FROM: Final = 3
 
-# More digits than these are hard to read.
-DIGITS_MAX: Final = 3
+# More digits than these are hard to read: "90m" is at once an hour and a half, "140m" has to be worked out.
+DIGITS_MAX: Final = 2
 
 # A wrong value is shown up to here: it may be a whole document.
 SHOWN_MAX: Final = 60

@@ -66,7 +66,7 @@ def keep_below_floor(guard: DeclaredGuard) -> Iterator[Said]:
         why = f"duplicates can be {spelled(late)} late ({' + '.join(guard.duplicates)})"
     yield Said(
         "keep",
-        f"keep is {said(keep)}, but {why}, so the floor is {spelled(least)}: twice that. "
+        f"keep is {spelled(keep)}, but {why}, so the floor is {spelled(least)}: twice that. "
         "A duplicate that comes after keep runs again",
         f"Set keep: {said(above(least))}",
     )
@@ -88,9 +88,9 @@ def lease_not_shorter_than_keep(guard: DeclaredGuard) -> Iterator[Said]:
     if lease >= keep:
         yield Said(
             "lease",
-            f"lease is {said(lease)} and keep is {said(keep)}: a finished record would be forgotten before a crashed "
-            "one is given up",
-            f"Set lease below {said(keep)}, or keep well above {said(lease)}",
+            f"lease is {spelled(lease)} and keep is {spelled(keep)}: a finished record would be forgotten before a "
+            "crashed one is given up",
+            f"Set lease below {spelled(keep)}, or keep well above {spelled(lease)}",
         )
 
 
@@ -100,8 +100,8 @@ def delivered_again_too_soon(guard: DeclaredGuard) -> Iterator[Said]:
         enough = said(above(TWICE * handler))
         yield Said(
             "settings" if guard.visibility_from else "visibility_timeout",
-            f"{guard.visibility_from or 'visibility_timeout'} is {said(visibility)}, but the handler takes up to "
-            f"{said(handler)}: the queue redelivers a message that is still running, and counts it as failed",
+            f"{guard.visibility_from or 'visibility_timeout'} is {spelled(visibility)}, but the handler takes up to "
+            f"{spelled(handler)}: the queue redelivers a message that is still running, and counts it as failed",
             f"Set it to {enough} there" if guard.visibility_from else f"Set visibility_timeout: {enough}",
         )
 
@@ -171,12 +171,12 @@ def rerun_past_the_provider(guard: DeclaredGuard) -> Iterator[Said]:
     handler = guard.handler_time or 0.0
     if policy.rerun_within + handler < memory:
         return
-    until = "without an end" if math.isinf(policy.rerun_within) else f"for {said(policy.rerun_within)}"
-    spent = f" plus {said(handler)} in the handler" if handler and not math.isinf(policy.rerun_within) else ""
+    until = "without an end" if math.isinf(policy.rerun_within) else f"for {spelled(policy.rerun_within)}"
+    spent = f" plus {spelled(handler)} in the handler" if handler and not math.isinf(policy.rerun_within) else ""
     shorter = below(memory - handler) if memory > handler else None
     yield Said(
         "rerun_within",
-        f"a crashed run may be run again {until}{spent}, but the provider forgets the key after {said(memory)}: a "
+        f"a crashed run may be run again {until}{spent}, but the provider forgets the key after {spelled(memory)}: a "
         "rerun after that is a second effect",
         "Set after_crash: hold" if shorter is None else f"Set rerun_within: {said(shorter)}",
     )

@@ -113,6 +113,8 @@ def headline(found: Report, *, with_amounts: bool) -> str:
     """Return the report in a sentence."""
     total = found.total
     saved = f", and {total.saved:,} would have moved twice" if with_amounts else ""
+    if with_amounts and total.unknown:
+        saved += f", not counting {total.unknown:,} whose amount is unknown"
     times = "once" if total.absorbed == 1 else f"{total.absorbed:,} times"
     return f"without Onefold, handlers would have run {times} more{saved}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onefold import Guard, KeyReused, RecordColumn, UsageError
+from onefold import TX, Guard, KeyReused, RecordColumn, ResultNotKept, UsageError
 from tests.support import PATIENCE, Handler
 from tests.wallet import Awaiting, Blocking, Worker, never_opened, rows, tables
 
@@ -325,4 +325,25 @@ def test_a_transaction_that_began_without_writing_waits_for_another_writer_befor
         connection.close()
 
     assert (first, replayed) == (False, True)
+    assert paid(path) == ["pay_1"]
+
+
+def test_a_duplicate_of_a_function_that_returns_none_by_its_annotation_misses_no_value(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    with Guard(f"sqlite:///{path}") as guard:
+
+        @guard.transactional("pay", key="key", record=PAYMENT, fingerprint=None)
+        def annotated(key: str, *, tx: sqlite3.Connection = TX) -> None:
+            pay(tx, key)
+
+        @guard.transactional("pay", key="key", record=PAYMENT, fingerprint=None)
+        def bare(key, *, tx=TX):  # type: ignore[no-untyped-def]
+            pay(tx, key)
+
+        annotated("pay_1")
+        annotated("pay_1")  # the row has no place for a result, and none is missing
+
+        with pytest.raises(ResultNotKept, match="If the function returns nothing, annotate it with `-> None`"):
+            bare("pay_1")
     assert paid(path) == ["pay_1"]

@@ -121,8 +121,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         body = b"" if type(self).key is OnefoldTask.key else celery_task.body_of(self.run, args, kwargs)
         key = usable(self._key_of(Message(body, request.headers or {}, position=request.id)))
         if key is None and self.missing_key == "never":
-            where = f" in its argument {self.key!r}" if isinstance(self.key, str) else ""
-            raise MissingKey(f"{self.operation}: the message has no key{where}, and nothing ran")
+            raise MissingKey(f"{self.operation}: the message has no key{self._where_key_is}, and nothing ran")
         if key is None and not self._transactional:
             return self.run(*args, **kwargs)
         scope = celery_task.scope_of(self, args, kwargs)
@@ -145,12 +144,16 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
         link, link_error = (celery_task.links_of(self.app, task_id, links) for links in (link, link_error))
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, *more, **options)
 
+    @property
+    def _where_key_is(self) -> str:
+        return f" in its argument {self.key!r}" if isinstance(self.key, str) else ""
+
     def _check_sent(self, args: Any, kwargs: Any, headers: Any) -> None:
         reads_arguments = type(self).key is not OnefoldTask.key
         if celery_task.has_key(self.run if reads_arguments else None, self._key_of, args, kwargs, headers):
             return
         if self.require_key:
-            raise MissingKey(celery_task.NO_KEY.format(operation=self.operation))
+            raise MissingKey(celery_task.NO_KEY.format(operation=self.operation, where=self._where_key_is))
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(celery_task.ID_IS_NO_KEY.format(operation=self.operation), UserWarning, stacklevel=3)

@@ -61,9 +61,9 @@ log = logging.getLogger("onefold.queues.celery")
 
 # What a sender without a key is told: refused, or with `require_key=False` once.
 NO_KEY: Final = (
-    "{operation}: this message has no key, and nothing was sent. A task id is not one: a sender that sends again gets "
-    "another. Send it with send(task, args, key=...) or headers={{'idempotency-key': ...}}, take the key from an "
-    "argument (key='order_id'), or accept the id with require_key=False"
+    "{operation}: this message has no key{where}, and nothing was sent. A task id is not one: a sender that sends "
+    "again gets another. Send it with send(task, args, key=...) or headers={{'idempotency-key': ...}}, take the key "
+    "from an argument (key='order_id'), or accept the id with require_key=False"
 )
 ID_IS_NO_KEY: Final = (
     "{operation}: sent without a key, under its task id. A redelivery and Celery's own retry() keep that id, but a "
