@@ -165,7 +165,7 @@ class SqliteConnection:
         self._settle()
         self._user = threading.get_ident()
         try:
-            records = self._opened()
+            records = self._opened() if self._records is None else self._records
             if not together:
                 return work(records)
             records.connection.execute("BEGIN IMMEDIATE")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
@@ -116,3 +117,14 @@ class Sqlite(Dialect):
 
 
 SQLITE: Final = Sqlite()
+
+
+def _numbered(statement: str, names: Sequence[str]) -> str:
+    """Return a statement whose values are numbered, in the order of these names."""
+    for number, name in enumerate(names, 1):
+        statement = statement.replace(f":{name}", f"?{number}")
+    return statement
+
+
+# Reads a record by the time and its address.
+LOOK: Final = _numbered(SQLITE.look, ("now", *ADDRESS))
