@@ -124,7 +124,9 @@ async def perform_async(step: Any, context: Any, interrupt: BaseException | None
         return answered
     cancelled = cancellations()
     try:
-        reply, failure = await _in_its_lease(step, context), None
+        left = None if is_in_process(context.store) else _lease_left(step, context)
+        sent = step.send_async(context.store)
+        reply, failure = await (sent if left is None else _in_its_lease(sent, left)), None
     except Exception as error:  # noqa: BLE001 - the flow knows its meaning
         reply, failure = None, error
     except BaseException as error:
@@ -134,22 +136,25 @@ async def perform_async(step: Any, context: Any, interrupt: BaseException | None
     return reply, failure, _swallowed(cancelled)
 
 
-async def _in_its_lease(step: Any, context: Any) -> Any:
+def _lease_left(step: Any, context: Any) -> float | None:
+    """Return how long the claims of an operation are certainly ours; None if it has none that is watched."""
+    # One step, or those of a batch; a claim that is yet to be made has no lease.
+    steps = getattr(step, "steps", None) or (step,)
+    claims = [one.claim for one in steps if hasattr(one, "claim")]
+    return context.heartbeat.left_of(claims) if claims else None
+
+
+async def _in_its_lease(sent: Awaitable[T], left: float) -> T:
     """Await an operation on live claims, for as long as they are certainly ours.
 
     A silent server goes unnoticed until its connection breaks, which may take a quarter of an hour. A request that is
     sent too late is bounded like a clean-up.
     """
-    # One step, or those of a batch; a claim that is yet to be made has no lease.
-    claims = [one.claim for one in getattr(step, "steps", (step,)) if hasattr(one, "claim")]
-    left = None if not claims or is_in_process(context.store) else context.heartbeat.left_of(claims)
-    if left is None:
-        return await step.send_async(context.store)
     import asyncio
 
     try:
         async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
-            return await step.send_async(context.store)
+            return await sent
     except TimeoutError as error:
         if not bound.expired():
             raise

@@ -58,7 +58,7 @@ def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[O
                 raise
             if found is not None:
                 if isinstance(found, Record) and _decide.decide(found, delivery.request, delivery.policy) is REPLAY:
-                    return cast("Outcome[Any]", answer(delivery, found, REPLAY))
+                    return answer_done(delivery, found)
                 entry, then = yield from _contend(delivery, entry, found)
         else:
             entry, then = won
@@ -165,14 +165,11 @@ def _written(delivery: Delivery, entry: Entry, then: Then) -> Entry | Outcome[An
 
 def answer(delivery: Delivery, found: Record, then: Then, waited: float = 0.0) -> Outcome[Any] | None:
     """Return the answer that the record itself gives: a replay or a refusal; None if a claim has to be written."""
+    if then is REPLAY:
+        return answer_done(delivery, found, waited)
     address = delivery.request.address
     if found.fingerprint != delivery.request.fingerprint:
         tell_if_uncompared(delivery, found.fingerprint)
-    if then is REPLAY:
-        if waited:
-            delivery.tell(Kind.WAITED, address, found.attempt)
-        # Only a record with notes can hold an outcome that a bypass has found.
-        return replay(delivery, found if found.notes is None else earlier_ending.finished(found) or found)
     match then:
         case Then.REPLAY_ERROR:
             found = earlier_ending.finished(found) or found
@@ -187,6 +184,16 @@ def answer(delivery: Delivery, found: Record, then: Then, waited: float = 0.0) -
             raise refused(delivery, InProgress.about(address, retry_after=min(left, RETRY_AFTER)))
         case _:
             return None
+
+
+def answer_done(delivery: Delivery, found: Record, waited: float = 0.0) -> Outcome[Any]:
+    """Return the outcome of a record that is done."""
+    if found.fingerprint != delivery.request.fingerprint:
+        tell_if_uncompared(delivery, found.fingerprint)
+    if waited:
+        delivery.tell(Kind.WAITED, delivery.request.address, found.attempt)
+    # Only a record with notes can hold an outcome that a bypass has found.
+    return replay(delivery, found if found.notes is None else earlier_ending.finished(found) or found)
 
 
 def ask_first(delivery: Delivery, entry: Entry) -> Flow[Entry | Outcome[Any]]:

@@ -72,10 +72,8 @@ class SupportsDriving(Protocol):
     heartbeat: Any
     # Deliveries inside the handler, on its transaction; None without one.
     nest: Any
-
-    @property
-    def joined(self) -> bool:
-        """Return whether the store works inside a transaction; then it has `spoil`, and if async also `abandon`."""
+    # Whether the store works inside a transaction; then it has `spoil`, and if async also `abandon`.
+    joined: bool
 
     @property
     def transaction_around(self) -> Any:

@@ -33,6 +33,7 @@ class DeliveryContext:
         self.store = store
         # None inside a transaction: there is no claim to keep alive.
         self.heartbeat = heartbeat
+        self.joined = heartbeat is None
         self.codec = codec
         self.tell = tell
         # Whether its flows, and so the steps of its handlers, are async.
@@ -52,10 +53,6 @@ class DeliveryContext:
     def transaction_around(self) -> Any:
         """Return our own transaction behind a caller's connection: `within` on the `tx` of a surrounding handler."""
         return None if self.transaction is not None else transaction_around(self.home)[0]
-
-    @property
-    def joined(self) -> bool:
-        return self.heartbeat is None
 
     def conduct(self, flow: Flow[Any]) -> Any:
         return self._conduct(flow, self)
