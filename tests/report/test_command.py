@@ -229,7 +229,7 @@ def test_without_a_count_nothing_was_absorbed(url: str) -> None:
 def test_a_record_shows_its_count(counting: str) -> None:
     shown = CliRunner().invoke(app, ["show", "a", "--store", counting])
     other = CliRunner().invoke(app, ["show", "c", "--store", counting])
-    document = json.loads(CliRunner().invoke(app, ["show", "a", "--store", counting, "--format", "json"]).stdout)
+    (document,) = json.loads(CliRunner().invoke(app, ["show", "a", "--store", counting, "--format", "json"]).stdout)
 
     assert re.search(r"duplicates\W+2 answered from it", shown.stdout)
     assert "duplicates" not in other.stdout

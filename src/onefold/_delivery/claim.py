@@ -66,11 +66,14 @@ def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[O
                 yield from _disown(entry, error)
                 raise
             if found is not None:
-                if isinstance(found, Record) and _decide.decide(found, delivery.request, delivery.policy) is REPLAY:
-                    replayed = cast("Outcome[Any]", answer(delivery, found, REPLAY))
-                    if delivery.policy.count_duplicates:
-                        yield from count(delivery, found)
-                    return replayed
+                policy = delivery.policy
+                # What is counted takes the longer way.
+                if (
+                    isinstance(found, Record)
+                    and not policy.count_duplicates
+                    and _decide.decide(found, delivery.request, policy) is REPLAY
+                ):
+                    return cast("Outcome[Any]", answer(delivery, found, REPLAY))
                 entry, then = yield from _contend(delivery, entry, found)
         else:
             entry, then = won
