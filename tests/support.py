@@ -31,7 +31,7 @@ PLUGINS: Final = ("anyio", "cacheprovider", "hypothesispytest", "schemathesis", 
 WITHOUT_PLUGINS: Final = [word for plugin in PLUGINS for word in ("-p", f"no:{plugin}")]
 
 EVERYTHING: Final = frozenset(
-    {"claim", "take_over", "extend", "finish", "release", "read", "claim_all", "extend_all", "close_all"}
+    {"claim", "take_over", "extend", "finish", "release", "read", "claim_all", "extend_all", "close_all", "annotate"}
 )
 
 
@@ -129,6 +129,9 @@ class ProxyStore(Script):
     def read(self, address: Address) -> Record | None:
         return self.ask("read", lambda: self.inner.read(address))
 
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self.ask("annotate", lambda: self.inner.annotate(record, notes))
+
     def purge(self, limit: int) -> int:
         return self.inner.purge(limit)
 
@@ -177,6 +180,9 @@ class AsyncProxyStore(Script):
 
     async def read(self, address: Address) -> Record | None:
         return await self.ask("read", lambda: self.inner.read(address))
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return await self.ask("annotate", lambda: self.inner.annotate(record, notes))
 
     async def purge(self, limit: int) -> int:
         return await self.inner.purge(limit)

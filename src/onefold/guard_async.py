@@ -271,7 +271,7 @@ class AsyncGuard(GuardBase):
         """Remove the record, so that the next delivery runs. Return False if there was none.
 
         Raises `InProgress` while it runs. With `only=`, a record from `read`, remove it only if nobody has written it
-        since.
+        since: a duplicate that was only counted in it does not matter.
         """
         return await drive_async(self._forget(self._by_hand(operation, key, scope), only), self._context())
 

@@ -37,6 +37,7 @@ ALL_FIELDS = {
     "keep_result": False,
     "keep_error_text": True,
     "cancel_when_lost": True,
+    "count_duplicates": True,
     "mode": "claim",
 }
 

@@ -166,7 +166,7 @@ def test_a_decorated_async_function_shows_its_policy() -> None:
     assert charge.policy == Policy(keep="7d")
 
 
-@pytest.mark.parametrize("field", ["keep_result", "keep_error_text", "cancel_when_lost"])
+@pytest.mark.parametrize("field", ["keep_result", "keep_error_text", "cancel_when_lost", "count_duplicates"])
 @pytest.mark.parametrize("given", ["no", "false", "", None, 0, 1, []])
 def test_a_field_that_is_on_or_off_is_a_truth_value(field: str, given: Any) -> None:
     with pytest.raises(UsageError, match=f"{field}=.* is neither True nor False"):

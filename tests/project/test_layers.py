@@ -104,7 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "alembic": {"stores", "stores.sqlalchemy"},
     "django*": {"stores", "stores.django"},
     "demo": PUBLIC | {"cli._common", "stores", "stores.sqlite"},
-    "report": PUBLIC | {"_concurrency", "cli._common", "cli._common.record_text", "metrics", "stores"},
+    "report": PUBLIC | {"_concurrency", "cli._common", "cli._common.record_text", "maintenance", "metrics", "stores"},
     "cli": PUBLIC | {"cli._common", "cli.commands", "demo", "report", "stores"},
     "cli._common": PUBLIC | {"config", "maintenance", "stores"},
     # What a bypass that died has left, and which records keep intents, only those who write them know.

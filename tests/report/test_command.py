@@ -171,3 +171,66 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line_and_a_status(
 )
 def test_an_amount_is_a_number_or_the_text_of_one(value: object, expected: str | None) -> None:
     assert as_amount(value) == (None if expected is None else Decimal(expected))
+
+
+@pytest.fixture
+def counting(url: str) -> str:
+    """The same, in records that count: a payment came three times, one once, and a mail without an amount twice."""
+
+    def charge(amount: object) -> None:
+        current().note(amount=amount)
+
+    with Guard(url, count_duplicates=True) as guard:
+        for key, amount in (("a", 14200), ("a", 14200), ("a", 14200), ("c", 9)):
+            guard.run("charge", key, partial(charge, amount))
+        for _ in range(2):
+            guard.run("mail", "m", lambda: None)
+    return url
+
+
+def test_without_a_file_the_counts_are_those_of_the_records(counting: str) -> None:
+    ended = reported("--store", counting, "--amount", "amount")
+
+    assert ended.exit_code == 0
+    assert ended.stdout.splitlines() == [
+        "operation\tabsorbed\trefused\tsaved\tunknown",
+        "charge\t2\t?\t28400\t0",
+        "mail\t1\t?\t0\t1",
+    ]
+    assert "handlers would have run 3 times more, and 28,400 would have moved twice" in ended.stderr
+    found = as_json("--store", counting)
+    assert (found["absorbed"], found["refused"], found["begin"], found["end"]) == (3, None, None, None)
+
+
+def test_counts_in_records_are_not_added_to_those_of_files(log: Path, url: str, tmp_path: Path) -> None:
+    with Guard(url, count_duplicates=True) as guard:
+        guard.run("charge", "a", lambda: None)
+
+    assert as_json("--store", url)["absorbed"] == 1
+    assert as_json(log, "--store", url)["absorbed"] == 5
+
+
+def test_the_page_of_counted_records_says_what_it_counts(counting: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+
+    assert reported("--store", counting, "--html", page).exit_code == 0
+
+    assert "each since it was finished" in page.read_text(encoding="utf-8")
+
+
+def test_without_a_count_nothing_was_absorbed(url: str) -> None:
+    with Guard(url) as guard:
+        for _ in range(2):
+            guard.run("charge", "k", lambda: None)
+
+    assert as_json("--store", url)["operations"] == []
+
+
+def test_a_record_shows_its_count(counting: str) -> None:
+    shown = CliRunner().invoke(app, ["show", "a", "--store", counting])
+    other = CliRunner().invoke(app, ["show", "c", "--store", counting])
+    (document,) = json.loads(CliRunner().invoke(app, ["show", "a", "--store", counting, "--format", "json"]).stdout)
+
+    assert re.search(r"duplicates\W+2 answered from it", shown.stdout)
+    assert "duplicates" not in other.stdout
+    assert (document["duplicates"], document["steps"]) == (2, None)

@@ -798,6 +798,75 @@ class ExtendsOnlyTheFirstHundred(MemoryStore):
         return super().extend_all(claims[:100]) + [False] * len(claims[100:])
 
 
+# Annotations
+
+
+@noticed_by("an_annotation_changes_the_notes_and_nothing_else")
+class AnnotatesWithoutTheRemark(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        answer = super().annotate(record, notes)
+        self._rows[record.address] = replace(self._rows[record.address], remark="")
+        return answer
+
+
+@noticed_by("an_annotation_keeps_what_a_record_has_not")
+class AnnotatesAnOmittedResult(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        answer = super().annotate(record, notes)
+        self._rows[record.address] = replace(self._rows[record.address], omitted=False, result=b"")
+        return answer
+
+
+@noticed_by("annotations_do_not_move_the_end_of_a_record")
+class AnnotatesByReplacing(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        return self.claim(replace(record, notes=notes).as_entry(record.token), replacing=record)
+
+
+@noticed_by("a_record_that_is_kept_forever_stays_so")
+class AnnotatesForAYear(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        answer = super().annotate(record, notes)
+        row = self._rows[record.address]
+        self._rows[record.address] = replace(row, expires=min(row.expires, 366 * 86_400.0))
+        return answer
+
+
+@noticed_by(
+    "an_annotation_of_what_has_changed_is_answered_with_the_record",
+    "of_many_racing_annotations_exactly_one_is_written",
+)
+class AnnotatesWithoutTheRevision(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        return super().annotate(self.read(record.address) or record, notes)
+
+
+@noticed_by("an_annotation_of_another_owners_record_is_answered_with_it")
+class AnnotatesWithoutTheToken(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        row = self._rows.get(record.address)
+        return super().annotate(
+            record if row is None else replace(record, token=row.token, revision=row.revision), notes
+        )
+
+
+@noticed_by("an_annotation_never_writes_a_record_that_is_gone")
+class AnnotatesWhatIsGone(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        if super().annotate(record, notes) is GONE:
+            self.claim(replace(record, notes=notes).as_entry(record.token))
+        return GONE
+
+
+@noticed_by("the_owner_may_still_repeat_its_finish")
+class AnnotatesWithATokenOfItsOwn(MemoryStore):
+    def annotate(self, record: Record, notes: bytes) -> Answer:
+        row = self._rows[record.address]
+        if row.token == record.token:
+            self._rows[record.address] = replace(row, token=b"of an annotation", notes=notes)
+        return None
+
+
 # Browsing
 
 

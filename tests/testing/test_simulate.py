@@ -14,9 +14,13 @@ from msgspec.structs import replace
 from onefold import Policy, Record, State, StoreUnavailable
 from onefold._concurrency import interrupts as _interrupts
 from onefold._concurrency.generators import Flow
+from onefold._delivery import claim as claim_flow
 from onefold._delivery import earlier_ending
 from onefold._delivery.handler_steps import flow as step_flow
+from onefold._delivery.steps import Annotating, Reading
+from onefold._model.notes import with_one_more
 from onefold.codecs import MsgspecCodec
+from onefold.stores.base import GONE
 from onefold.stores.memory import MemoryStore, _record
 from onefold.testing.simulate import EVERYDAY, Report, Scenario, Story, _scenario, read_code, search, tell
 from tests.support import PROJECT, values_of
@@ -147,6 +151,28 @@ class WithLateNotes(MemoryStore):
         if ours and notes is not None:
             self._rows[claim.address] = replace(self._rows[claim.address], notes=notes)
         return ours
+
+
+class WithCountsOverNothing(MemoryStore):
+    """A duplicate is counted in a record that has gone meanwhile."""
+
+    def annotate(self, record: Any, notes: bytes) -> Any:
+        answer = super().annotate(record, notes)
+        return self.claim(replace(record, notes=notes).as_entry(record.token)) if answer is GONE else answer
+
+
+class WithCountsThatProlong(MemoryStore):
+    def annotate(self, record: Any, notes: bytes) -> Any:
+        answer = super().annotate(record, notes)
+        if answer is None:
+            self._rows[record.address] = replace(self._rows[record.address], expires=10_000.0)
+        return answer
+
+
+class WithCountsInAnyRecord(MemoryStore):
+    def annotate(self, record: Any, notes: bytes) -> Any:
+        found = self.read(record.address)
+        return None if found is None else super().annotate(found, notes)
 
 
 def story_of(store: Callable[..., MemoryStore] = MemoryStore, **scenario: Any) -> Story:
@@ -299,11 +325,37 @@ def test_a_store_that_loses_records_breaks_invariants_1_and_2() -> None:
         (3, {"store": WithoutRevisionCheck, "ignoring": frozenset({6})}),
         (5, {"store": WithAnotherResult}),
         (9, {"store": WithLostNotes, "steps": ("reserve",)}),
+        (11, {"store": WithCountsOverNothing, "counts": True, "ages": True}),
+        (11, {"store": WithCountsOverNothing, "counts": True, "person": "forget"}),
+        (11, {"store": WithCountsThatProlong, "counts": True}),
+        (6, {"store": WithCountsInAnyRecord, "counts": True, "workers": 3}),
+        (11, {"store": WithCountsInAnyRecord, "counts": True, "bypass": True, "ignoring": frozenset({6})}),
         (9, {"store": WithLateNotes, "steps": ("reserve", "pay"), "late": True, "beats": 0}),
     ],
 )
 def test_every_invariant_can_fail(number: int, defect: dict[str, Any]) -> None:
     assert story_of(**defect).number == number
+
+
+def test_a_count_that_is_tried_again_after_a_failure_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def insisting(delivery: Any, found: Record) -> Flow[None]:
+        mark = delivery.mint()
+        for _ in range(2):
+            notes = with_one_more(found.notes, mark)
+            assert notes is not None
+            try:
+                yield Annotating(found, notes)
+            except StoreUnavailable:
+                found = yield Reading(found.address)
+                continue
+            return
+
+    monkeypatch.setattr(claim_flow, "count", insisting)
+
+    story = story_of(counts=True)
+
+    assert story.number == 11
+    assert "counts a duplicate: done, but the answer is lost" in str(story)
 
 
 def test_one_token_for_two_transactions_commits_the_effect_twice(monkeypatch: pytest.MonkeyPatch) -> None:

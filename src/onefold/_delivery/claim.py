@@ -15,9 +15,10 @@ from onefold._delivery import earlier_ending
 from onefold._delivery.close import close, close_done, finish, give_back, held_ending
 from onefold._delivery.decide import Then
 from onefold._delivery.probe import ask_probe, refusal
-from onefold._delivery.steps import Claiming, Ended, Pausing, Reading, Releasing, Running, Watching
+from onefold._delivery.steps import Annotating, Claiming, Ended, Pausing, Reading, Releasing, Running, Watching
 from onefold._delivery.work import Delivery, not_kept, refused, replay, stored_error, tell_if_uncompared
-from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Record
+from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Record, State
+from onefold._model.notes import with_one_more
 from onefold._model.remarks import bypassing, latest_of, without_error_text
 from onefold.errors import Held, InProgress, KeyReused, StoreUnavailable
 from onefold.events import Kind
@@ -32,12 +33,20 @@ STARTED: Final = Kind.STARTED
 # Two workers can race for the same abandoned key; each lost race is one round.
 ROUNDS_MAX: Final = 8
 
+# Duplicates can race to be counted; each lost race is one round, and the answer waits meanwhile.
+COUNT_ROUNDS_MAX: Final = 3
+
 # A duplicate polls after 5 ms, then ever more rarely: a quick handler is answered quickly.
 PAUSE_FIRST: Final = 0.005
 PAUSE_MAX: Final = 0.25
 
 # How long a refused duplicate is told to wait: most handlers end within it, whatever their lease.
 RETRY_AFTER: Final = 1.0
+
+NOT_COUNTED: Final = (
+    "a duplicate was answered, and could not be counted in the record, because the store failed or the record was "
+    "locked. The count says less than happened"
+)
 
 
 def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
@@ -57,7 +66,13 @@ def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[O
                 yield from _disown(entry, error)
                 raise
             if found is not None:
-                if isinstance(found, Record) and _decide.decide(found, delivery.request, delivery.policy) is REPLAY:
+                policy = delivery.policy
+                # What is counted takes the longer way.
+                if (
+                    isinstance(found, Record)
+                    and not policy.count_duplicates
+                    and _decide.decide(found, delivery.request, policy) is REPLAY
+                ):
                     return answer_done(delivery, found)
                 entry, then = yield from _contend(delivery, entry, found)
         else:
@@ -112,7 +127,10 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
                 waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
                 then = RUN
             else:
-                settled = answer(delivery, found, then, waited)
+                if policy.count_duplicates:
+                    settled = yield from answer_and_count(delivery, found, then, waited)
+                else:
+                    settled = answer(delivery, found, then, waited)
                 if settled is not None:
                     return settled, then
                 entry, replacing = _decide.entry(then, found, request, policy, new.token), found
@@ -194,6 +212,42 @@ def answer_done(delivery: Delivery, found: Record, waited: float = 0.0) -> Outco
         delivery.tell(Kind.WAITED, delivery.request.address, found.attempt)
     # Only a record with notes can hold an outcome that a bypass has found.
     return replay(delivery, found if found.notes is None else earlier_ending.finished(found) or found)
+
+
+def answer_and_count(delivery: Delivery, found: Record, then: Then, waited: float = 0.0) -> Flow[Outcome[Any] | None]:
+    """Do the same, and count the duplicate in the record that answers it. An answer that fails is not counted."""
+    if then is Then.REPLAY_ERROR:
+        yield from count(delivery, found)
+    settled = answer(delivery, found, then, waited)
+    if then is REPLAY:
+        yield from count(delivery, found)
+    return settled
+
+
+def count(delivery: Delivery, found: Record) -> Flow[None]:
+    """Add this duplicate to the count in the record. What cannot be counted is left out: the answer stands.
+
+    Only the notes change, not the token or the expiry: a purge, a forget or a bypass takes no notice of it, and a
+    record that is gone is not written again. The count says less than happened, never more.
+    """
+    mark = delivery.mint()
+    for _ in range(COUNT_ROUNDS_MAX):
+        # Not while a bypass runs: there the notes are its owner's log.
+        notes = with_one_more(found.notes, mark) if found.state in (State.DONE, State.FAILED) else None
+        if notes is None:
+            return
+        try:
+            in_the_way: Record | Gone | None = yield Annotating(found, notes)
+        except Exception as error:
+            if not is_answer(error):
+                raise
+            # It may have been written all the same: another try could count it twice.
+            delivery.tell(Kind.STORE_FAILED, found.address, found.attempt, "count")
+            delivery.tell.warn(found.address, NOT_COUNTED, about="count")
+            return
+        if not isinstance(in_the_way, Record):
+            return
+        found = in_the_way
 
 
 def ask_first(delivery: Delivery, entry: Entry) -> Flow[Entry | Outcome[Any]]:

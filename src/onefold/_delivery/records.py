@@ -162,7 +162,7 @@ def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
         found: Record | None = yield Reading(address)
         if found is None or found.is_expired:
             return False
-        if only is not None and (found.token, found.revision) != (only.token, only.revision):
+        if only is not None and not _is_unchanged(found, only):
             return False
         if found.is_live:
             raise refused(delivery, InProgress.about(address, retry_after=found.lease_left))
@@ -173,6 +173,14 @@ def forget(delivery: Delivery, only: Record | None = None) -> Flow[bool]:
             delivery.tell(Kind.FORGOTTEN, address, found.attempt)
             return True
     raise refused(delivery, InProgress.about(address, retry_after=RETRY_AFTER))
+
+
+def _is_unchanged(found: Record, only: Record) -> bool:
+    """Return whether nobody has written the record since, except to count a duplicate of what had ended."""
+    if found.token != only.token:
+        return False
+    ended = found.state is only.state and found.state in (State.DONE, State.FAILED)
+    return ended or found.revision == only.revision
 
 
 def read(delivery: Delivery) -> Flow[Record | None]:

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 from onefold._concurrency.generators import Flow
 from onefold._concurrency.interrupts import is_answer
 from onefold._delivery import decide as _decide
-from onefold._delivery.claim import answer, without_store
+from onefold._delivery.claim import answer, answer_and_count, without_store
 from onefold._delivery.close import FINISH_PAUSE_FIRST
 from onefold._delivery.decide import Then
 from onefold._delivery.steps import Claiming, Ended, Pausing, Reading, Running
@@ -29,7 +29,8 @@ def look(delivery: Delivery) -> Flow[Outcome[Any]]:
         return (yield from without_store(delivery, down))
     then = Then.RUN if found is None else _decide.decide(found, request, policy)
     if found is not None:
-        settled = answer(delivery, found, then)
+        counts = policy.count_duplicates
+        settled = (yield from answer_and_count(delivery, found, then)) if counts else answer(delivery, found, then)
         if settled is not None:
             return settled
     entry = _decide.entry(then, found, request, policy, delivery.mint())

@@ -54,6 +54,18 @@ class Reading(StoreStep, frozen=True):
         return store.read(self.address)
 
 
+class Annotating(StoreStep, frozen=True):
+    """Change the notes of a record that is still exactly this one, and nothing else."""
+
+    counts = False
+
+    record: Record
+    notes: bytes
+
+    def send(self, store: Any) -> Any:
+        return store.annotate(self.record, self.notes)
+
+
 class Extending(StoreStep, frozen=True):
     claim: Claim
     notes: bytes | None = None

@@ -36,7 +36,7 @@ from onefold.current import is_inside, transaction_around
 from onefold.errors import InsideItself, UsageError
 from onefold.events import Listener
 from onefold.stores.background_purge import is_switched_off
-from onefold.stores.base import Batching, Joinable, RowJoinable
+from onefold.stores.base import Annotating, Batching, Joinable, RowJoinable
 from onefold.stores.hand_made import HandMadeTable, open_lookup
 from onefold.stores.opening import check_source, open_store, without_password, without_transactions
 from onefold.transactions import RecordColumn, check_compared
@@ -278,6 +278,8 @@ class GuardBase(Options):
         delivery = Delivery(request, chosen, call, returns, self._codec, self._tell, mint)
         if is_inside(request.address, context.home):
             raise InsideItself.about(request.address)
+        if chosen.count_duplicates:
+            _check_counts(context.store)
         flow = look(delivery) if chosen.mode == "seen" else deliver(delivery)
         return flow if self._migrate_from is None else self._read_through(flow), context
 
@@ -298,6 +300,8 @@ class GuardBase(Options):
             check_of_message(payload, "payload")
         context, returns = self._context(), self._returns_now(handler, returns, policy)
         policy = self._chosen(policy)
+        if policy.count_duplicates:
+            _check_counts(context.store)
         deliveries = [
             self._batch_deliveries(
                 message, operation, key, functools.partial(handler, message), returns, scope, payload, policy
@@ -351,3 +355,11 @@ class GuardBase(Options):
         source = self._source
         shown = repr(without_password(source)) if isinstance(source, str) else type(source).__name__
         return f"{type(self).__name__}({shown})"
+
+
+def _check_counts(store: Any) -> None:
+    if not isinstance(store, Annotating):
+        raise UsageError(
+            f"{type(store).__name__} cannot count duplicates in its records, as count_duplicates=True asks for: it has "
+            "no annotate(). Nothing ran. Leave count_duplicates= out, and count them with onefold.report.Absorbed"
+        )

@@ -146,6 +146,7 @@ class Options:
                 "within() cannot remember a failure: the rollback removes it. Use transactional(), or pass "
                 "final_errors=()"
             )
+        check_uncounted(found, "within()")
         return found
 
     def _request(
@@ -209,6 +210,7 @@ class Options:
         check_function(function, is_async=self._is_async, guard=type(self).__name__)
         if injects_tx:
             self._check_injects_tx(function)
+            check_uncounted(self._chosen(policy), "transactional()")
         if policy is not None:
             # A record is resolved by hand under the name of its operation, with that operation's own policy.
             self._policies[operation] = self._checked(policy)
@@ -277,6 +279,15 @@ def check_of_message(function: object, name: str) -> None:
     """Raise `UsageError` for what is no function of a message: it would fail for each of them, one by one."""
     if not callable(function):
         raise UsageError(f"{name}={function!r}: a batch needs a function of the message, such as {name}=lambda m: m.id")
+
+
+def check_uncounted(policy: Policy, where: str) -> None:
+    """Refuse to count duplicates in a transaction: a count is a write, and would lock the record until the commit."""
+    if policy.count_duplicates:
+        raise UsageError(
+            f"{where} cannot count duplicates in a record: the count would lock it until the transaction ends, and a "
+            "rollback would take it back. Pass count_duplicates=False, and count them with onefold.report.Absorbed"
+        )
 
 
 def nothing() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from onefold._model.notes import RESERVED, log_of, noted_in
+from onefold._model.notes import RESERVED, duplicates_in, log_of, noted_in
 from onefold._model.remarks import BEFORE, RESOLVED, latest_of
 from onefold.errors import ResultNotKept, UsageError
 
@@ -216,6 +216,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return noted_in(self.notes) if self.notes else {}
 
     @property
+    def duplicates(self) -> int:
+        """How many duplicates were answered from it since it was finished, under `count_duplicates=True`."""
+        return duplicates_in(self.notes) if self.notes else 0
+
+    @property
     def was_rerun(self) -> bool:
         """Whether a person has let it run again, with all its attempts: attempts and age count from there."""
         return any(one.startswith(f"{RESOLVED}rerun") for one in self.history)
@@ -223,6 +228,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def key_for(self, name: str) -> str:
         """Return what `current().key_for(name)` gave the run of this record: the other side knows it by this key."""
         return downstream(self.address, name, self.bypasses)
+
+    def is_annotated(self, seen: Record, notes: bytes) -> bool:
+        """Return whether it is `seen` with these notes and nothing else since: they were written before."""
+        return self.token == seen.token and self.revision == seen.revision + 1 and self.notes == notes
 
     def as_entry(self, token: bytes) -> Entry:
         """Return an entry that writes this record again unchanged, under this token."""

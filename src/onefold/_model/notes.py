@@ -1,5 +1,6 @@
-"""Read and compose the notes of a record: the log of its finished steps by name and, under two names that no step can
-have, the outcome that a running bypass has found and what the handler has noted (`current().note`). Pure.
+"""Read and compose the notes of a record: the log of its finished steps by name and, under names that no step can have,
+the outcome that a running bypass has found, what the handler has noted (`current().note`), and how many duplicates were
+answered from it (`count_duplicates=True`). Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import msgspec
 
 EARLIER: Final = ""
 NOTED: Final = "\0noted"
-RESERVED: Final = frozenset({EARLIER, NOTED})
+DUPLICATES: Final = "\0duplicates"
+RESERVED: Final = frozenset({EARLIER, NOTED, DUPLICATES})
 
 # For people, and kept as long as the record: an audit field or two, not a document.
 NOTED_BYTES_MAX: Final = 4_096
@@ -27,7 +29,11 @@ def log_of(notes: bytes | None) -> dict[str, Any]:
 
 
 def packed(log: dict[str, Any]) -> bytes | None:
-    return msgspec.msgpack.encode(log) if log else None
+    return packed_log(log) if log else None
+
+
+def packed_log(log: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode(log)
 
 
 def without(notes: bytes | None, *names: str) -> bytes | None:
@@ -62,6 +68,26 @@ def add_fields(noted: bytes | None, fields: Mapping[str, object]) -> tuple[bytes
             continue
         noted, kept = encoded, msgspec.json.decode(encoded)
     return noted, left_out
+
+
+def duplicates_in(notes: bytes | None) -> int:
+    """Return how many duplicates were counted."""
+    match log_of(notes).get(DUPLICATES):
+        case [int(count), bytes()]:
+            return count
+        case _:
+            return 0
+
+
+def with_one_more(notes: bytes | None, mark: bytes) -> bytes | None:
+    """Return the notes with one more duplicate; None if they are not ours to change.
+
+    The mark tells this duplicate from others: a write whose answer got lost can be recognised, and is not repeated.
+    """
+    log = log_of(notes)
+    if notes and not log and notes != packed_log({}):
+        return None
+    return packed_log(log | {DUPLICATES: [duplicates_in(notes) + 1, mark]})
 
 
 def noted_in(notes: bytes | None) -> dict[str, Any]:

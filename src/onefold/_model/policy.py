@@ -65,6 +65,7 @@ class PolicyFields(TypedDict, total=False):
     keep_result: bool
     keep_error_text: bool
     cancel_when_lost: bool
+    count_duplicates: bool
     mode: Mode
 
 
@@ -82,6 +83,7 @@ USUAL: Final[PolicyFields] = {
     "keep_result": True,
     "keep_error_text": False,
     "cancel_when_lost": False,
+    "count_duplicates": False,
     "mode": "claim",
 }
 
@@ -116,6 +118,7 @@ class Policy:
         "after_crash",
         "ambiguous_errors",
         "cancel_when_lost",
+        "count_duplicates",
         "final_errors",
         "keep",
         "keep_error_text",
@@ -142,6 +145,7 @@ class Policy:
     keep_result: bool
     keep_error_text: bool
     cancel_when_lost: bool
+    count_duplicates: bool
     mode: Mode
 
     def __init__(self, **fields: Unpack[PolicyFields]) -> None:
@@ -162,7 +166,7 @@ class Policy:
         put("final_errors", error_classes(fields["final_errors"], "final_errors"))
         put("store_down", one_of(fields["store_down"], get_args(StoreDown), "store_down"))
         put("max_result_bytes", at_least(0, fields["max_result_bytes"], "max_result_bytes"))
-        for name in ("keep_result", "keep_error_text", "cancel_when_lost"):
+        for name in ("keep_result", "keep_error_text", "cancel_when_lost", "count_duplicates"):
             put(name, true_or_false(fields[name], name))
         put("mode", one_of(mode, get_args(Mode), "mode"))
         if within is not None and after_crash != "rerun":

@@ -197,6 +197,7 @@ POLICY: Final[dict[str, Meaning]] = {
     "keep_result": flag,
     "keep_error_text": flag,
     "cancel_when_lost": flag,
+    "count_duplicates": flag,
     "mode": one_of(get_args(Mode)),
 }
 

@@ -82,6 +82,7 @@ class GuardEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     keep_result: Annotated[bool, about("Whether results are stored at all")] = True
     keep_error_text: Annotated[bool, about("Whether a held record also keeps the text of the handler's error")] = False
     cancel_when_lost: Annotated[bool, about("Whether an async handler is cancelled when its claim is lost")] = False
+    count_duplicates: Annotated[bool, about("Whether a finished record counts the duplicates that it answers")] = False
 
     handler_time: Annotated[Span | UnsetType, about("How long the handler takes at most")] = UNSET
     visibility_timeout: Annotated[Span | UnsetType, about("When the queue redelivers what is not done")] = UNSET

@@ -25,6 +25,7 @@ CALLS: Final = (
     "claim_all",
     "extend_all",
     "close_all",
+    "annotate",
     "browse",
 )
 

@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 import msgspec
 
+from onefold import Record
 from onefold.report.absorbed import Batch, Duplicates
 
 # The amount of one delivery of this key; None if nobody knows it.
@@ -22,13 +23,13 @@ class Figures(msgspec.Struct):
     saved: Decimal = Decimal(0)
     unknown: int = 0
 
-    def add(self, one: Duplicates, amount: Decimal | None) -> None:
-        self.absorbed += one.absorbed
-        self.refused += one.refused
+    def add(self, absorbed: int, refused: int, amount: Decimal | None) -> None:
+        self.absorbed += absorbed
+        self.refused += refused
         if amount is None:
-            self.unknown += one.absorbed
+            self.unknown += absorbed
         else:
-            self.saved += one.absorbed * amount
+            self.saved += absorbed * amount
 
 
 class Report(msgspec.Struct):
@@ -40,6 +41,16 @@ class Report(msgspec.Struct):
     end: float | None = None
     # Lines that could not be read.
     broken: int = 0
+    # Whether the counts come from the records: those have no times, and do not know who was refused.
+    of_records: bool = False
+
+    def add(self, operation: str, absorbed: int, refused: int, amount: Decimal | None) -> None:
+        for figures in (self.operations.setdefault(operation, Figures()), self.total):
+            figures.add(absorbed, refused, amount)
+
+    def in_order(self) -> Report:
+        """Return the report with its operations in the order of their names."""
+        return msgspec.structs.replace(self, operations=dict(sorted(self.operations.items())))
 
 
 def added_up(batches: Iterable[Batch | None], amount_of: AmountOf) -> Report:
@@ -52,11 +63,17 @@ def added_up(batches: Iterable[Batch | None], amount_of: AmountOf) -> Report:
         report.begin = batch.begin if report.begin is None else min(report.begin, batch.begin)
         report.end = batch.end if report.end is None else max(report.end, batch.end)
         for one in batch.duplicates:
-            amount = amount_of(one) if one.absorbed else None
-            for figures in (report.operations.setdefault(one.operation, Figures()), report.total):
-                figures.add(one, amount)
-    report.operations = dict(sorted(report.operations.items()))
-    return report
+            report.add(one.operation, one.absorbed, one.refused, amount_of(one) if one.absorbed else None)
+    return report.in_order()
+
+
+def counted(records: Iterable[Record], amount_of: Callable[[Record], Decimal | None]) -> Report:
+    """Return the figures of records that count their duplicates."""
+    report = Report({}, Figures(), of_records=True)
+    for record in records:
+        if record.duplicates:
+            report.add(record.address.operation, record.duplicates, 0, amount_of(record))
+    return report.in_order()
 
 
 def as_amount(value: object) -> Decimal | None:

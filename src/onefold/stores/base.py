@@ -25,6 +25,8 @@ from onefold.errors import StoreUnavailable
 __all__ = [
     "GONE",
     "Address",
+    "Annotating",
+    "AsyncAnnotating",
     "AsyncBatching",
     "AsyncBrowsable",
     "AsyncStore",
@@ -122,6 +124,25 @@ class AsyncBatching(Protocol):
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]: ...
     async def extend_all(self, claims: Sequence[Claim]) -> list[bool]: ...
     async def close_all(self, closes: Sequence[Close]) -> list[bool]: ...
+
+
+@runtime_checkable
+class Annotating(Protocol):
+    """Change the notes of a record and nothing else, such as its expiry; for `count_duplicates=True`."""
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        """Write the notes if the record still has this token *and* revision; the revision goes up by one.
+
+        `None` means written, now or before. Otherwise return the record in the way, or `GONE`: it is never written
+        anew. Do not wait for a lock of somebody else's: raise `StoreUnavailable` instead.
+        """
+
+
+@runtime_checkable
+class AsyncAnnotating(Protocol):
+    """The async counterpart of `Annotating`."""
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None: ...
 
 
 class PartlyRenewed(StoreUnavailable):

@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MemoryStore:
-    """A `Store`, `Batching` and `Browsable`; safe to share between threads."""
+    """A `Store`, `Batching`, `Annotating` and `Browsable`; safe to share between threads."""
 
     _mutex: threading.Lock
 
@@ -100,6 +100,18 @@ class MemoryStore:
             now = self._clock()
             row = self._alive(address, now)
             return None if row is None else _record(address, row, now)
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        with self._mutex:
+            now = self._clock()
+            row = self._alive(record.address, now)
+            if row is None:
+                return GONE
+            if not self._is_still(row, record):
+                found = _record(record.address, row, now)
+                return None if found.is_annotated(record, notes) else found
+            self._put(record.address, replace(row, notes=notes, revision=row.revision + 1))
+            return None
 
     def purge(self, limit: int) -> int:
         with self._mutex:
@@ -281,6 +293,9 @@ class AsyncMemoryStore:
 
     async def read(self, address: Address) -> Record | None:
         return self.sync.read(address)
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self.sync.annotate(record, notes)
 
     async def purge(self, limit: int) -> int:
         return self.sync.purge(limit)

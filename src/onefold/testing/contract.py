@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 from onefold.stores.base import AsyncStore, Store
 from onefold.testing.promises._case import Case
 from onefold.testing.promises._twice import Blocking, EveryPower
+from onefold.testing.promises.annotations import Annotations
 from onefold.testing.promises.claims import Claims, Marks, TakeOvers
 from onefold.testing.promises.clocks import Durations, Expirations, Purges
 from onefold.testing.promises.contents import Addresses, Fields
@@ -52,6 +53,7 @@ class Promises(
     Races,
     ProcessRaces,
     Batches,
+    Annotations,
     Browsing,
     Case,
 ):

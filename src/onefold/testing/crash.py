@@ -24,7 +24,7 @@ POINTS: Final[tuple[str, ...]] = get_args(Point)
 
 OPERATIONS: Final = (
     *("claim", "extend", "finish", "release", "read", "purge"),
-    *("claim_all", "extend_all", "close_all", "browse"),
+    *("claim_all", "extend_all", "close_all", "annotate", "browse"),
 )
 
 # The operations of a transaction, and those of them that come after the handler.

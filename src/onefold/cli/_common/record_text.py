@@ -114,6 +114,7 @@ def facts(record: Record, key_for: Sequence[str] = ()) -> dict[str, object]:
             "token": _base64(record.token),
             "fingerprint": None if record.fingerprint is None else _base64(record.fingerprint),
             "history": list(record.history),
+            "duplicates": record.duplicates,
             "noted": record.noted,
             "steps": steps(record),
             "notes": None if record.notes is None else _base64(record.notes),
@@ -145,6 +146,7 @@ def lines(record: Record, key_for: Sequence[str] = (), *, indent: int | None = N
         ("lease", lease),
         ("kept", ttl if record.ttl_left == FOREVER else f"for {about(record.ttl_left)} more"),
         ("result", _result_as_text(record, indent)),
+        *((("duplicates", f"{record.duplicates} answered from it"),) if record.duplicates else ()),
         ("noted", visible(json.dumps(record.noted, ensure_ascii=False)) if record.noted else "none"),
         ("steps", "none" if named is None else visible(", ".join(named)) or f"{len(record.notes or b'')} bytes"),
         ("bypasses", f"{record.bypasses}"),
@@ -195,7 +197,7 @@ def steps(record: Record) -> list[str] | None:
     """Return the names of finished steps; an empty list if the notes cannot be read."""
     if not record.notes:
         return None
-    return list(record.steps) or (None if record.noted else [])
+    return list(record.steps) or (None if record.noted or record.duplicates else [])
 
 
 def result_of(record: Record) -> tuple[str, object]:

@@ -102,6 +102,9 @@ class DynamoDBStore(_Table):
     def read(self, address: Address) -> Record | None:
         return self._take(self._records.read(address))
 
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self._take(self._records.annotate(record, notes))
+
     def purge(self, limit: int) -> int:
         return self._take(self._records.purge(limit))
 
@@ -197,6 +200,9 @@ class AsyncDynamoDBStore(_Table):
 
     async def read(self, address: Address) -> Record | None:
         return await self._take(self._records.read(address))
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return await self._take(self._records.annotate(record, notes))
 
     async def purge(self, limit: int) -> int:
         return await self._take(self._records.purge(limit))

@@ -102,6 +102,16 @@ class Requests:
         """Keep the notes of a held record, and nothing else: a late heartbeat must not make it expire."""
         return self._change(claim, {"notes": _bytes(notes)}, now, state=State.HELD, notes=notes)
 
+    def annotate(self, seen: Record, notes: bytes, now: Now) -> Request:
+        """Change the notes of a record that still has this token and revision, and has not expired."""
+        sets = {"notes": _bytes(notes), "changed": _moment(now.earliest)}
+        written = ", ".join(["#revision = #revision + :one", *(f"#{name} = :set_{name}" for name in sets)])
+        values = {f":set_{name}": value for name, value in sets.items()} | {":one": _number(1)}
+        values |= {":seen_token": _bytes(seen.token), ":seen_revision": _number(seen.revision)}
+        values[":now"] = _moment(now.earliest)
+        key = _key(text_of(seen.address))
+        return self._request("update_item", f"{STILL} AND {ALIVE}", values, Key=key, UpdateExpression=f"SET {written}")
+
     def finish(self, claim: Claim, ending: Ending, now: Now) -> Request:
         changes = {
             "state": {"S": ending.state.value},

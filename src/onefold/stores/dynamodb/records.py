@@ -149,6 +149,17 @@ class Records:
         answer = yield from self.ask(self._requests.read(address))
         return self._alive(answer.get("Item"))
 
+    def annotate(self, seen: Record, notes: bytes) -> Steps[Record | Gone | None]:
+        _check_fit(seen.address, seen.result, notes, seen.remark)
+        now = yield from self.now()
+        answer = yield from self.ask(self._requests.annotate(seen, notes, now), REFUSED)
+        if not isinstance(answer, Problem):
+            return None
+        found = self._alive(answer.item)
+        if found is None:
+            return GONE
+        return None if found.is_annotated(seen, notes) else found
+
     def stored(self, address: Address) -> Steps[StoredRecord | None]:
         answer = yield from self.ask(self._requests.read(address))
         item = answer.get("Item")

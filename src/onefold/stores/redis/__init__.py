@@ -98,6 +98,10 @@ class RedisStore(_Options):
     def read(self, address: Address) -> Record | None:
         return records.read_reply(address, self._call(records.read(self._key(address))))
 
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        call = records.annotate(self._key(record.address), record, notes)
+        return records.claimed(record.address, self._call(call))
+
     def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
         """Do nothing: the server removes expired records."""
         return 0
@@ -254,6 +258,10 @@ class AsyncRedisStore(_Options):
 
     async def read(self, address: Address) -> Record | None:
         return records.read_reply(address, await self._call(records.read(self._key(address))))
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        call = records.annotate(self._key(record.address), record, notes)
+        return records.claimed(record.address, await self._call(call))
 
     async def purge(self, limit: int) -> int:  # noqa: ARG002 - there is never anything to remove
         """Do nothing: the server removes expired records."""

@@ -94,6 +94,7 @@ EXTEND: Final = _script("parts", "extend")
 FINISH: Final = _script("parts", "finish")
 RELEASE: Final = _script("parts", "release")
 READ: Final = _script("read")
+ANNOTATE: Final = _script("parts", "annotate")
 
 
 def claim(key: bytes, entry: Entry, replacing: Record | None = None) -> ScriptCall:
@@ -150,6 +151,10 @@ def close(key: bytes, close: Close) -> ScriptCall:
     if isinstance(close.by, Ending):
         return finish(key, close.claim, close.by)
     return release(key, close.claim, close.by)
+
+
+def annotate(key: bytes, seen: Record, notes: bytes) -> ScriptCall:
+    return ScriptCall(ANNOTATE, key, (seen.token, b"%d" % seen.revision, _field(notes)))
 
 
 def read(key: bytes) -> ScriptCall:

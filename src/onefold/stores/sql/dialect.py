@@ -30,6 +30,7 @@ from onefold.stores.sql.records import (
     of_entry,
     of_notes,
     of_released,
+    of_seen,
     record,
     records,
 )
@@ -356,6 +357,17 @@ class Dialect(Statements):
         del claim
         reply: Reply = yield request
         return reply
+
+    def annotate(self, seen: Record, notes: bytes) -> SqlFlow[Record | Gone | None]:
+        """Write the notes if the record is unchanged since it was read, without waiting for its row."""
+        values = of_address(seen.address) | of_seen(seen) | {"notes": notes}
+        reply: Reply = yield from self.at_once(SqlRequest(self.annotation, values), Claim(seen.address, seen.token))
+        if reply.written == 1:
+            return None
+        found = yield from self.read(seen.address)
+        if found is None:
+            return GONE
+        return None if found.is_annotated(seen, notes) else found
 
     def read(self, address: Address) -> SqlFlow[Record | None]:
         reply: Reply = yield SqlRequest(self.look, of_address(address), rows=True)

@@ -108,9 +108,12 @@ def of_entry(entry: Entry, replacing: Record | None = None) -> Parameters:
     values["ttl"] = _stored_ttl(entry.ttl, entry.state)
     values["omitted"] = int(entry.omitted)
     values["revision"] = entry.revision_after(replacing)
-    if replacing is not None:
-        values |= {"seen_token": replacing.token, "seen_revision": replacing.revision}
-    return values
+    return values if replacing is None else values | of_seen(replacing)
+
+
+def of_seen(record: Record) -> Parameters:
+    """Return the parameters that name a record as it was read."""
+    return {"seen_token": record.token, "seen_revision": record.revision}
 
 
 def of_claim(claim: Claim) -> Parameters:

@@ -38,6 +38,8 @@ ENDED: Final = _OVER | {
 
 LEFT_OPEN: Final = _OVER | {"state": "'open'", "attempt": ":attempt", "notes": ":notes", "remark": ":remark"}
 
+ANNOTATED: Final = _CHANGED | {"notes": ":notes"}
+
 LIVE: Final = f"{OURS} AND state IN ('running', 'held')"
 
 
@@ -74,6 +76,7 @@ class Statements:
     read_in_the_way: str
     # Writes if the record is unchanged since it was read: neither token nor revision alone would be enough.
     replace: str
+    annotation: str
     renew: str
     end: str
     # `end` in the transaction that wrote the record, even if expired: a handler may take longer than it is kept.
@@ -120,6 +123,7 @@ def _composed(sql: type[Statements]) -> dict[str, str]:
         "look": look,
         "read_in_the_way": f"{look} {sql.locking}".rstrip(),
         "replace": f"{update} {assigned(sql.written)} WHERE {seen}",
+        "annotation": f"{update} {assigned(ANNOTATED)} WHERE {seen}",
         "renew": f"{update} {assigned(sql.renewed)} WHERE {LIVE}",
         "end": f"{update} {assigned(sql.ended)} WHERE {OURS}",
         "end_joined": f"{update} {assigned(sql.ended)} WHERE {OF_TOKEN}{here}",

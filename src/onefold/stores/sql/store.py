@@ -47,6 +47,9 @@ RUNNING: Final = State.RUNNING
 # The database picks the victim of a deadlock; the same victim twice is rare, eight times is a design flaw.
 CONFLICTS_MAX: Final = 8
 
+# An annotation waits for a connection no longer than the end of a claim with this lease: somebody waits for an answer.
+ANNOTATION_SECONDS: Final = 1.0
+
 # Somebody may drop the tables after a store has found them; one more look is enough to notice, and to create them.
 LOOKS_MAX: Final = 2
 
@@ -138,6 +141,10 @@ class SqlRules:
 
     def _read(self, address: Address) -> Flow[Record | None]:
         return self._send(lambda _: self.database.sql.read(address), self._pool)
+
+    def _annotate(self, seen: Record, notes: bytes) -> Flow[Record | Gone | None]:
+        pool = self._for_endings([Claim(seen.address, seen.token, ANNOTATION_SECONDS)])
+        return self._send(lambda _: self.database.sql.annotate(seen, notes), pool)
 
     def _purge(self, limit: int) -> Flow[int]:
         return self._send(lambda _: self.database.sql.purge(limit), self._pool)
@@ -239,6 +246,9 @@ class SqlStore(SqlRules):
 
     def read(self, address: Address) -> Record | None:
         return run(self._read(address))
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return run(self._annotate(record, notes))
 
     def purge(self, limit: int) -> int:
         return run(self._purge(limit))
@@ -355,6 +365,9 @@ class AsyncSqlStore(SqlRules):
 
     async def read(self, address: Address) -> Record | None:
         return await run_async(self._read(address))
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return await run_async(self._annotate(record, notes))
 
     async def purge(self, limit: int) -> int:
         return await run_async(self._purge(limit))

@@ -50,6 +50,9 @@ BUSY_TIMEOUT_MAX: Final = 3_600.0
 # How long a background purge waits for other writers: if the file is that busy, the next purge does the work.
 BACKGROUND_PURGE_PATIENCE: Final = 0.1
 
+# How long an annotation waits for other writers: somebody waits for the answer to a duplicate.
+ANNOTATION_PATIENCE: Final = 0.1
+
 
 class SqliteStore:
     """A `Store`, `Batching` and `Browsable` in one file; safe to share between threads, and across a fork.
@@ -77,6 +80,8 @@ class SqliteStore:
         # disk. A connection for each thread would add nothing, and would outlive its thread.
         self._reading = self._new_connection()
         self._writing = self._new_connection()
+        # A duplicate that is only counted does not queue behind claims, which may wait for another writer.
+        self._annotating = self._new_connection()
         # For transactions: each has a connection to itself while it lasts.
         self._idle: list[SqliteConnection] = []
         # For tables that are not ours: the file need not have ours.
@@ -110,6 +115,9 @@ class SqliteStore:
 
     def read(self, address: Address) -> Record | None:
         return self._reading.do(lambda records: records.read(address))
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self._annotating.do(lambda records: records.annotate(record, notes), patience=ANNOTATION_PATIENCE)
 
     def purge(self, limit: int) -> int:
         return self._writing.do(lambda records: records.purge(limit))
@@ -256,13 +264,13 @@ class SqliteStore:
 
     def close(self) -> None:
         """Close all connections. Later use of the store opens new ones."""
-        for conn in (self._reading, self._writing, self._foreign, *self._idle):
+        for conn in (self._reading, self._writing, self._annotating, self._foreign, *self._idle):
             if conn is not None:
                 conn.close()
 
 
 class AsyncSqliteStore:
-    """The async SQLite store. Two threads of its own wait on behalf of all event loops: one reads, and one writes."""
+    """The async SQLite store. Threads of its own wait on behalf of all event loops: one reads, and one writes."""
 
     def __init__(
         self,
@@ -280,6 +288,7 @@ class AsyncSqliteStore:
         # A read never queues behind a claim that waits for another writer: that writer may be a task awaiting the read.
         self._reader = OneThread("onefold-sqlite-reads")
         self._writer = OneThread("onefold-sqlite-writes")
+        self._annotator = OneThread("onefold-sqlite-annotations")
 
     def __repr__(self) -> str:
         return f"AsyncSqliteStore({self.sync.path!r})"
@@ -302,6 +311,9 @@ class AsyncSqliteStore:
 
     async def read(self, address: Address) -> Record | None:
         return await self._reader.request(self.sync.read, address)
+
+    async def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return await self._annotator.request(self.sync.annotate, record, notes)
 
     async def purge(self, limit: int) -> int:
         return await self._writer.request(self.sync.purge, limit)
@@ -357,6 +369,7 @@ class AsyncSqliteStore:
     async def aclose(self) -> None:
         """Close the connections and end the threads. Later use of the store opens new ones."""
         await self._reader.end(_nothing)
+        await self._annotator.end(_nothing)
         await self._writer.end(self.sync.close)
 
 

@@ -74,6 +74,9 @@ class Records:
         rows = cursor.execute(LOOK, (self._clock(), address.scope, address.operation, address.key)).fetchall()
         return record(address, rows[0]) if rows else None
 
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return run(SQLITE.annotate(record, notes), self)
+
     def browse(self, query: Query, limit: int) -> list[Record]:
         return run(SQLITE.browse(query, limit), self)
 

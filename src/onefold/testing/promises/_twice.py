@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from onefold.stores.base import (
     Address,
+    Annotating,
+    AsyncAnnotating,
     AsyncBatching,
     AsyncBrowsable,
     AsyncStore,
@@ -32,11 +34,11 @@ from onefold.stores.base import (
 T = TypeVar("T")
 
 
-class EveryPower(Store, Batching, Browsable, Protocol):
+class EveryPower(Store, Batching, Annotating, Browsable, Protocol):
     """All operations of a store; whether it has a capability is checked before."""
 
 
-class AsyncPower(AsyncStore, AsyncBatching, AsyncBrowsable, Protocol):
+class AsyncPower(AsyncStore, AsyncBatching, AsyncAnnotating, AsyncBrowsable, Protocol):
     """All operations of an async store."""
 
 
@@ -61,6 +63,9 @@ class Blocking:
 
     def read(self, address: Address) -> Record | None:
         return self._wait(self.store.read(address))
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self._wait(self.store.annotate(record, notes))
 
     def purge(self, limit: int) -> int:
         return self._wait(self.store.purge(limit))
@@ -109,6 +114,9 @@ class Twice:
 
     def read(self, address: Address) -> Record | None:
         return self.once.read(address)
+
+    def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
+        return self._agree("annotate", self.once.annotate(record, notes), self.once.annotate(record, notes))
 
     def purge(self, limit: int) -> int:
         return self.once.purge(limit)

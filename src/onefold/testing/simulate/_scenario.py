@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, Final, Literal, get_args
 
@@ -13,7 +14,7 @@ from onefold._concurrency.generators import Flow
 from onefold._delivery.claim import deliver
 from onefold._delivery.joined import transact
 from onefold._delivery.migration import Old, read_through
-from onefold._delivery.records import resolve
+from onefold._delivery.records import forget, resolve
 from onefold._delivery.seen import look
 from onefold._delivery.work import Delivery
 from onefold._model import Address, DeliveryRequest, Done, Rerun
@@ -69,8 +70,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     beats: int = 1
     # A step that every handler takes before its effect.
     steps: tuple[str, ...] = ()
-    # A person resolves held records: as done, or by a rerun.
-    person: Literal["", "done", "rerun"] = ""
+    # A person resolves held records, as done or by a rerun; or forgets what is done, so that it may run again.
+    person: Literal["", "done", "rerun", "forget"] = ""
     # Once, so much time may pass that everything disappears that is not kept forever.
     ages: bool = False
     # It was done before: the first and the third worker run it again on purpose, the others are ordinary duplicates.
@@ -83,6 +84,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     loses: bool = False
     # Two stores between which the workers are moving, and the initial record of the old one.
     migrating: Left | Literal[""] = ""
+    # Finished records count the duplicates that they answer.
+    counts: bool = False
     wait: float = 0.0
     store_down: StoreDown = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
@@ -113,6 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             ("late requests", self.late),
             ("cancelled tasks", self.cancels),
             ("a store that loses records", self.loses),
+            ("counted duplicates", self.counts),
             ("waiting", self.wait > 0),
             ("unprotected runs", self.store_down == "run"),
         )
@@ -127,6 +131,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             after_crash=after_crash,
             max_attempts=3,
             store_down=self.store_down,
+            count_duplicates=self.counts,
             mode="seen" if self.mode == "seen" else "claim",
         )
 
@@ -136,14 +141,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             self.plan(f"worker {number}", bypass=self.bypass and number != 2) for number in range(1, self.workers + 1)
         ]
         if self.person:
-            resolution = Done("what the person found") if self.person == "done" else Rerun()
-            plans.append(
-                Plan(
-                    name="the person",
-                    flow=lambda delivery: resolve(delivery, resolution, by="maria", reason="looked it up"),
-                    delivery=lambda: _make_delivery("the person", self.policy),
-                )
-            )
+            flow = forget if self.person == "forget" else partial(_resolve, self.person)
+            name = "the person"
+            plans.append(Plan(name=name, flow=flow, delivery=lambda: _make_delivery(name, self.policy)))
         return plans
 
     def plan(self, name: str, *, bypass: bool = False) -> Plan:
@@ -164,6 +164,9 @@ class Silent(Teller):
 
     __slots__ = ()
 
+    def warn(self, where: Address | str, text: str, *, about: str = "") -> None:
+        pass
+
     def warn_each(self, address: Address, text: str) -> None:
         pass
 
@@ -180,6 +183,11 @@ def _deliver_read_through(delivery: Delivery) -> Flow[Any]:
 
 def _deliver_counting_rows(delivery: Delivery) -> Flow[Any]:
     return read_through(deliver(delivery), Old("the table", only_read=True))
+
+
+def _resolve(person: str, delivery: Delivery) -> Flow[Any]:
+    resolution = Done("what the person found") if person == "done" else Rerun()
+    return resolve(delivery, resolution, by="maria", reason="looked it up")
 
 
 def _never_called() -> None:
@@ -207,6 +215,17 @@ def _everyday() -> Iterator[Scenario]:
     yield from (Scenario(mode="seen"), Scenario(mode="seen", workers=3, faults=0))
     yield from (Scenario(mode="transactional"), Scenario(mode="transactional", workers=3, faults=0))
     yield Scenario(mode="transactional", cancels=True, faults=1)
+    yield from _counting()
+
+
+def _counting() -> Iterator[Scenario]:
+    """A count meets another one, a late request, an expiry, a person who forgets the record, and a bypass."""
+    yield Scenario(counts=True, workers=3, beats=0)
+    yield Scenario(counts=True, late=True)
+    yield Scenario(counts=True, ages=True)
+    yield Scenario(counts=True, person="forget", beats=0)
+    yield Scenario(counts=True, bypass=True, beats=0)
+    yield Scenario(counts=True, mode="seen", workers=3, faults=1)
 
 
 def _deep() -> Iterator[Scenario]:
@@ -226,6 +245,7 @@ def _deep() -> Iterator[Scenario]:
     yield from (Scenario(mode="seen", faults=3), Scenario(mode="seen", workers=3, faults=2))
     yield from (Scenario(mode="transactional", faults=4), Scenario(mode="transactional", workers=3, faults=2))
     yield Scenario(mode="transactional", cancels=True, faults=2)
+    yield from (Scenario(counts=True, workers=3, late=True, beats=0), Scenario(counts=True, bypass=True, workers=3))
 
 
 EVERYDAY: Final = tuple(_everyday())

@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._delivery import earlier_ending
-from onefold._delivery.steps import Claiming, Closing, Extending, Finishing, Reading, Releasing, StoreStep
+from onefold._delivery.steps import Annotating, Claiming, Closing, Extending, Finishing, Reading, Releasing, StoreStep
 from onefold._model import Entry, Record, State
-from onefold._model.notes import RESERVED
+from onefold._model.notes import DUPLICATES, RESERVED, log_of
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import NOW, Scenario
@@ -37,9 +37,13 @@ STATEMENTS: Final = {
     9: "once step() has returned, no later attempt runs that step again",
     10: "while a bypass runs, and after one that failed, was cancelled or died, the earlier finish stands: every "
     "ordinary duplicate replays it, or waits; a bypass that is tried again has the same downstream key",
+    11: "a counted duplicate changes the count in a finished record and nothing else: no token, no result, no expiry; "
+    "a record that is gone stays gone, and no delivery is counted twice",
 }
 
 _codec: Final = MsgspecCodec()
+
+ENDED: Final = (State.DONE, State.FAILED)
 
 SKIPPED = "(skipped)"
 WITHOUT_RESULT = "(none)"
@@ -70,6 +74,8 @@ class Past(msgspec.Struct, frozen=True):
     # How often a finished record has expired.
     epoch: int = 0
     steps: frozenset[str] = frozenset()
+    # The deliveries that a record has counted.
+    counted: frozenset[bytes] = frozenset()
 
 
 class Statements:
@@ -99,6 +105,8 @@ class Statements:
             return self._asked(past, step, before, after, reply)
         if before == after:
             return past
+        if isinstance(step, Annotating):
+            return self._counted(past, step, before, after)
         if before is None or (isinstance(step, (Closing, Extending)) and before.token != step.claim.token):
             self._broken(6, "a write with one token changed a record that has another")
         if isinstance(step, Finishing):
@@ -114,6 +122,19 @@ class Statements:
                 return replace(past, steps=past.steps | (set(msgspec.msgpack.decode(step.notes)) - RESERVED))
         return past
 
+    def _counted(self, past: Past, step: Annotating, before: Row | None, after: Row | None) -> Past:
+        if before is None or after is None:
+            self._broken(11, "a count wrote a record that was gone, or removed one")
+            return past
+        if (before.token, before.revision) != (step.record.token, step.record.revision):
+            self._broken(6, "a count was written into a record that was written since it was read")
+        if replace(before, notes=after.notes, revision=after.revision) != after or before.state not in ENDED:
+            self._broken(11, "a count changed more than the count, or a record that had not ended")
+        count, mark = log_of(after.notes)[DUPLICATES]
+        if count != log_of(before.notes).get(DUPLICATES, [0])[0] + 1 or mark in past.counted:
+            self._broken(11, "a delivery was counted twice")
+        return replace(past, counted=past.counted | {mark})
+
     def _asked(self, past: Past, step: Claiming, before: Row | None, after: Row | None, reply: Any) -> Past:
         entry, replacing = step.entry, step.replacing
         borrowed = replacing is not None and replacing.token == entry.token
@@ -124,6 +145,8 @@ class Statements:
         seen = None if replacing is None else (replacing.token, replacing.revision)
         if before is not None and seen != (before.token, before.revision):
             self._broken(6, "a claim replaced a record that was written since it was read")
+        if self.scenario.person == "forget" and entry.state is State.OPEN and past.done is not None:
+            return Past(epoch=past.epoch + 1, counted=past.counted)
         return self._claimed(past, entry, before)
 
     def _claimed(self, past: Past, entry: Entry, before: Row | None) -> Past:
@@ -220,8 +243,9 @@ class Statements:
             self._broken(3, "another handler had started meanwhile, and the older one was not notified")
         # A probe's answer that could not be stored is marked as not recorded: there is nothing to compare.
         of_record = end.replayed and end.recorded and not end.omitted and worker.epoch == past.epoch
-        if end.kind == "outcome" and of_record and end.value != past.done:
-            self._broken(5, f"the replay {end.value!r} is not what was accepted: {past.done!r}")
+        accepted = worker.found if self.scenario.counts else past.done
+        if end.kind == "outcome" and of_record and end.value != accepted:
+            self._broken(5, f"the replay {end.value!r} is not what was accepted: {accepted!r}")
 
     def expired(self, past: Past, row: Row) -> Past:
         """Note that a long time has passed, and the record is gone: after an ending the counting restarts."""

@@ -47,6 +47,7 @@ def _done_at(moment: Moment, way: str) -> str:
     if isinstance(moment, Choose):
         return f"sees that {moment.what} {way}" if way != "dies" else "ends its handler"
     verbs = {"Reading": "looks", "Finishing": "finishes", "Releasing": "releases", "Extending": "writes down its step"}
+    verbs |= {"Annotating": "counts a duplicate"}
     verbs |= {"Start": "starts the handler", "Watched": "is watched by its heartbeat", "Pause": "waits"}
     verbs |= {"Returned": "goes on after its step"}
     verbs |= {"LeaseLeft": "looks at its lease", "Beginning": "begins", "Committing": "commits"}

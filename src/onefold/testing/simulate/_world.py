@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from onefold._delivery import earlier_ending
-from onefold._delivery.steps import Claiming, Extending, LeaseLeft, StoreStep
+from onefold._delivery.steps import Claiming, Extending, LeaseLeft, Reading, StoreStep
 from onefold._model import Claim, Entry, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
@@ -64,6 +64,8 @@ class Worker(Placed, frozen=True):
     doubt: bool = False
     # Its claim is a bypass.
     bypass: bool = False
+    # What was done when it found the record that answers it: between that and its end it may be counted.
+    found: str | None = None
     # The life of the record in which it made its first request.
     epoch: int = -1
 
@@ -115,10 +117,11 @@ class Physics:
             yield Action(NATURE, f"late {number}")
 
     def _is_idle_person(self, world: World, who: int) -> bool:
-        """Return whether the person has nothing to resolve."""
+        """Return whether the person has nothing to resolve, or to forget."""
         if who < self.scenario.workers or world.workers[who].node is not self._first[who]:
             return False
-        return world.row is None or world.row.state is not State.HELD
+        wanted = State.DONE if self.scenario.person == "forget" else State.HELD
+        return world.row is None or world.row.state is not wanted
 
     def _ways(self, world: World, who: int, worker: Worker) -> Iterator[Action]:
         moment = worker.at
@@ -207,6 +210,8 @@ class Physics:
                 world, reply = self._perform(world, step)
             if way == "answer lost":
                 reply = Fails()
+        if self.scenario.counts and isinstance(step, (Claiming, Reading)):
+            worker = replace(worker, found=world.past.done)
         if isinstance(step, Claiming) and reply is None and step.entry.state is State.RUNNING and worker.claim is None:
             entry = step.entry
             claim = Claim(ADDRESS, entry.token, entry.lease, entry.ttl)
