@@ -154,10 +154,9 @@ class Guard(GuardBase):
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
             def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                request = self._request_of_call(call, args, kwargs, bypass=bypass)
-                wanted = result_type()
+                request = call.request(args, kwargs, bypass=bypass)
                 handler = functools.partial(function, *args, **kwargs)
-                outcome = drive(*self._deliver(request, handler, wanted, policy))
+                outcome = drive(*self._deliver(request, handler, result_type(), policy))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, self._chosen(policy), deliver)
@@ -211,7 +210,7 @@ class Guard(GuardBase):
             call, result_type = prepared
 
             def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                request = self._request_of_call(call, args, kwargs, bypass=bypass)
+                request = call.request(args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
                 around, flow = self._transaction(record)

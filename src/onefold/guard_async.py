@@ -113,7 +113,7 @@ class AsyncGuard(GuardBase):
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
             async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                request = self._request_of_call(call, args, kwargs, bypass=bypass)
+                request = call.request(args, kwargs, bypass=bypass)
                 wanted = result_type()
                 handler = functools.partial(function, *args, **kwargs)
                 outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
@@ -167,7 +167,7 @@ class AsyncGuard(GuardBase):
             call, result_type = prepared
 
             async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
-                request = self._request_of_call(call, args, kwargs, bypass=bypass)
+                request = call.request(args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
                 around, flow = self._transaction(record)

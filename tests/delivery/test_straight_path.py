@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onefold import Event, Guard, MissingKey
+from onefold import Event, Guard, MissingKey, UsageError
 from onefold.stores.base import Address, Claim, Ending, Entry, State
 from onefold.stores.memory import MemoryStore
 from onefold.testing import Clock
@@ -91,3 +91,27 @@ def test_a_function_that_is_defined_anew_is_read_anew() -> None:
 
     assert run("a", "tuple[int, int]", "(1, 2)") == (1, 2)
     assert run("b", "list[int]", "[1, 2]") == [1, 2]
+
+
+class Disguised(str):
+    """Equal to whatever it is told to be, and another text."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == "charge"
+
+    def __hash__(self) -> int:
+        return hash("charge")
+
+
+def test_an_operation_is_checked_although_an_equal_one_was_seen_before() -> None:
+    guard = Guard("memory:")
+    guard.run("charge", "pay_1", lambda: None)
+
+    with pytest.raises(UsageError, match="has to be a name"):
+        guard.run(["charge"], "pay_1", lambda: None)  # type: ignore[arg-type]
+    refunded = guard.run(Disguised("refund"), "pay_1", lambda: "refunded")
+
+    assert not refunded.replayed
+    assert guard.read("refund", "pay_1") is not None

@@ -75,6 +75,9 @@ def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[obj
     salt = "\0".join(address).encode()
     whole = sha256(salt + b"".join(forms)).digest()[:DIGEST_SIZE]
     seed = crc32(salt)
+    if len(forms) == 1:
+        # Without a list: one argument besides the key is common.
+        return recipe.start + whole + recipe.parts.pack(crc32(forms[0], seed) & 0xFFFF)
     return recipe.start + whole + recipe.parts.pack(*[crc32(form, seed) & 0xFFFF for form in forms[:PARTS_MAX]])
 
 

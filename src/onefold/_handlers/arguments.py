@@ -16,6 +16,7 @@ from onefold._checks import STANDS_FOR, did_you_mean
 from onefold._fingerprint import of_parts, of_whole, recipe_of_parts, recipe_of_whole
 from onefold._fingerprint.canonical import has_no_form
 from onefold._handlers.innermost import annotated
+from onefold._model import Address, DeliveryRequest
 from onefold._model.policy import Policy
 from onefold.errors import MissingKey, UsageError
 
@@ -106,8 +107,8 @@ class GuardedFunction:
             return lambda: function(*args, **kwargs, tx=transaction.tx)
         return lambda: function(*args[:at], transaction.tx, *args[at:], **kwargs)
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, bytes | None]:
-        """Return the scope and key of a call, checked, and the fingerprint of its payload."""
+    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool) -> DeliveryRequest:
+        """Return the request of a call: its scope and key, checked, and the fingerprint of its payload."""
         bound = args if len(args) == self._all_by_position and not kwargs else self._bind(args, kwargs)
         scope = self._scope_of(bound, args, kwargs) if self._one_scope is None else self._one_scope
         if self._key is not None:
@@ -117,13 +118,14 @@ class GuardedFunction:
                 key = keys.checked_key(self._joined_key(bound) if self._key_at is None else bound[self._key_at])
             except MissingKey as error:
                 raise self._without_key(error) from None
+        address = Address(scope, self.operation, key)
         if self._no_payload:
-            return scope, key, None
-        address = (scope, self.operation, key)
+            return DeliveryRequest(address, None, bypass)
+        parts = (scope, self.operation, key)
         if self._payload is not None:
-            return scope, key, self._computed(address, self._payload(*args, **kwargs))
+            return DeliveryRequest(address, self._computed(parts, self._payload(*args, **kwargs)), bypass)
         try:
-            return scope, key, of_parts(self._recipe, address, self._payload_from(bound))
+            return DeliveryRequest(address, of_parts(self._recipe, parts, self._payload_from(bound)), bypass)
         except Exception as error:
             mistake = self._undigestible(bound)
             if mistake is None:
