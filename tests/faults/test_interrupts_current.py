@@ -175,7 +175,7 @@ def test_wherever_it_strikes_nothing_stays_current_nor_becomes_so_later() -> Non
         current().step("reserve", lambda: None)
         current().step("mail", lambda: guard.run("inner", key, lambda: current().step("mail", lambda: None)))
 
-    with Guard("memory:") as guard:
+    with Guard("memory:", policy=Policy(lease=3_600)) as guard:
         for at in count(1):
             strike = Anywhere(at, SoftTimeLimit)
             with suppress(SoftTimeLimit), strike.armed():
@@ -196,7 +196,8 @@ def test_wherever_it_strikes_nothing_stays_current_in_its_task() -> None:
         await current().step("mail", mail)
 
     async def strikes() -> int:
-        async with AsyncGuard("memory:") as guard:
+        # No beat comes between, whose task would be struck.
+        async with AsyncGuard("memory:", policy=Policy(lease=3_600)) as guard:
             for at in count(1):
                 strike = Anywhere(at, SoftTimeLimit)
                 with suppress(SoftTimeLimit), strike.armed():

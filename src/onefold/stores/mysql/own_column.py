@@ -20,7 +20,7 @@ from onefold.errors import InProgress, OnefoldError, UsageError
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
 from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow
 from onefold.stores.sql.own_column import RETRY_AFTER, Rows, causes
-from onefold.stores.sql.row_tables import Catalog, Kept, Row
+from onefold.stores.sql.row_values import Catalog, Kept, Row
 from onefold.transactions import RecordColumn
 
 CATALOG: Final = Catalog(

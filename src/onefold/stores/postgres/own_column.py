@@ -15,7 +15,7 @@ from onefold._model import Address, Claim, Ending, Entry
 from onefold.errors import InProgress
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.own_column import RETRY_AFTER, Rows, causes
-from onefold.stores.sql.row_tables import Catalog, Row
+from onefold.stores.sql.row_values import Catalog, Row
 
 # The type for a cast is without its length (-1): a cast to char(3) would turn `abcd` into `abc`.
 CATALOG: Final = Catalog(

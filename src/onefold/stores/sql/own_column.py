@@ -23,10 +23,13 @@ from typing import Any, Final, NoReturn
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import InProgress, UsageError
 from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.row_tables import Catalog, Found, Kept, Row
 from onefold.stores.sql.row_values import (
+    Catalog,
     Form,
+    Found,
+    Kept,
     Result,
+    Row,
     form_of,
     read_fingerprint,
     read_result,
