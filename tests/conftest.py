@@ -61,13 +61,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Forget the delivery or step that a test has left current in its thread, so that the next one is not inside it.
-
-    Strikes inside contextlib leave a step (`Current._inside`). What once left a whole delivery is not known yet: this
-    hides it, and goes once it is found.
-    """
-    for left in (_CURRENT._current, _CURRENT._step, _CURRENT._batch):
-        left.set(None)
+    """Fail a test that leaves a delivery, a step or a batch current in its thread: the next one would be inside it."""
+    marks = {name: getattr(_CURRENT, name) for name in ("_current", "_step", "_batch")}
+    left = {name: mark.get() for name, mark in marks.items() if mark.get() is not None}
+    for name in left:
+        marks[name].set(None)
+    assert not left, f"this test has left something current in its thread: {left}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -155,33 +155,43 @@ class Current(msgspec.Struct, eq=False, weakref=True):
         self._begin(name)
         if self._context.awaits:
             return self._step_async(name, call, returns)  # type: ignore[return-value]
-        with self._inside(name):
-            return self._take(name, call, returns)  # type: ignore[no-any-return]
-
-    async def _step_async(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
-        with self._inside(name):
-            value = self._take(name, call, returns)
-            return await value if inspect.isawaitable(value) else value
-
-    @passing
-    def _inside(self, name: str) -> Iterator[None]:
-        """Begin a step, and make this delivery the current one while it runs: a thread does not inherit it."""
-        if self._reset is None:
-            self._fail(name)
-            raise handler_ended(self._entry.address, name)
-        if self._taken is not None:
-            self._taken[name] = _BEGUN
-        step = StepHere(self, name)
-        around, outer = _current.set(self), _step.set(step)
+        here = StepHere(self, name)
         try:
-            yield
+            self._enter_step(here)
+            return self._take(name, call, returns)  # type: ignore[no-any-return]
         except BaseException:
             self._fail(name)
             raise
         finally:
-            step.is_running = False
-            _step.reset(outer)
-            _current.reset(around)
+            try:
+                here.leave()
+            finally:
+                # Once more, for an interrupt that has kept it from its work.
+                here.leave()
+
+    async def _step_async(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+        here = StepHere(self, name)
+        try:
+            self._enter_step(here)
+            value = self._take(name, call, returns)
+            return await value if inspect.isawaitable(value) else value
+        except BaseException:
+            self._fail(name)
+            raise
+        finally:
+            try:
+                here.leave()
+            finally:
+                # Once more, for an interrupt that has kept it from its work.
+                here.leave()
+
+    def _enter_step(self, here: StepHere) -> None:
+        """Begin a step, and make this delivery the current one while it runs: a thread does not inherit it."""
+        if self._reset is None:
+            raise handler_ended(self._entry.address, here.name)
+        if self._taken is not None:
+            self._taken[here.name] = _BEGUN
+        here.enter()
 
     def _begin(self, name: str) -> None:
         if self._reset is None:
@@ -244,9 +254,13 @@ _BEGUN: Final = object()
 
 
 class StepHere:
-    """The step that is running here, and its delivery: a delivery inside a step has its own steps."""
+    """The step that is running here, and its delivery: a delivery inside a step has its own steps.
 
-    __slots__ = ("around", "delivery", "is_running", "name")
+    No context manager of a generator: if an interrupt kept it from being left, it would be left when the interrupt's
+    traceback is garbage, and would make an ended delivery current again.
+    """
+
+    __slots__ = ("_outer", "around", "delivery", "is_running", "name")
 
     def __init__(self, delivery: Current, name: str) -> None:
         self.delivery = delivery
@@ -254,8 +268,22 @@ class StepHere:
         # The delivery that was current here: another one, if a delivery inside the handler runs a step of the outer
         # one.
         self.around = _current.get()
+        self._outer = _step.get()
         # A task that was started in it may outlive it.
         self.is_running = True
+
+    def enter(self) -> None:
+        _step.set(self)
+        _current.set(self.delivery)
+
+    def leave(self) -> None:
+        """Make current again what was so before. It may be repeated."""
+        self.is_running = False
+        # A coroutine that nobody awaits any longer is closed anywhere. Its mark goes last, so that an interrupt before
+        # that leaves it to be repeated.
+        if _step.get() is self:
+            _current.set(self.around)
+            _step.set(self._outer)
 
 
 _step: ContextVar[StepHere | None] = ContextVar("onefold.step", default=None)

@@ -294,16 +294,47 @@ def test_a_probe_that_knows_ends_the_bypass(store: ProxyStore) -> None:
 def test_a_name_is_used_up_by_a_run_and_not_by_a_probe_that_answers_for_it(
     store: ProxyStore, clock: Clock, answer: Any, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ValueError, match="died"):
-        Guard(store, policy=policy(lease=5)).run("charge", "pay_1", dying(store))
-    store.down.clear()
-    clock.advance(6)
+    abandon(store, clock)
 
     with Guard(store, policy=Policy(after_crash=lambda _current: answer)) as guard:
         guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1")
         assert record(store).history == names
         assert guard.run("charge", "pay_1", lambda: "by the ticket", bypass="ticket 1").value == "by the ticket"
         assert guard.run("charge", "pay_1", pytest.fail, bypass="ticket 1").value == "by the ticket"
+
+
+@pytest.mark.parametrize("bypass", [True, "ticket 1"])
+def test_a_bypass_runs_what_was_abandoned_and_counts_as_done(
+    store: ProxyStore, clock: Clock, bypass: bool | str
+) -> None:
+    """Whether an ordinary delivery has come between, and written that it is done, makes no difference to it."""
+    abandon(store, clock)
+    heard = Heard()
+    with Guard(store, policy=policy("skip", lease=5), on_event=heard) as guard:
+        outcome = guard.run("charge", "pay_1", lambda: "on purpose", bypass=bypass)
+
+        assert (outcome.value, outcome.replayed) == ("on purpose", False)
+        assert guard.run("charge", "pay_1", pytest.fail).value == "on purpose"
+    assert (record(store).state, record(store).bypasses) == (State.DONE, 1)
+    assert heard.kinds[:3] == ["skipped", "bypassed", "started"]
+
+
+def test_a_bypass_of_what_was_abandoned_leaves_it_done_if_it_fails(store: ProxyStore, clock: Clock) -> None:
+    abandon(store, clock)
+    with Guard(store, policy=policy("skip", lease=5)) as guard:
+        with pytest.raises(ValueError, match="no"):
+            guard.run("charge", "pay_1", fail(ValueError("no")), bypass=True)
+
+        assert guard.run("charge", "pay_1", pytest.fail).replayed
+    assert (record(store).state, record(store).omitted, record(store).bypasses) == (State.DONE, True, 0)
+
+
+def abandon(store: ProxyStore, clock: Clock) -> None:
+    """Let a run die, and its lease end."""
+    with pytest.raises(ValueError, match="died"):
+        Guard(store, policy=policy(lease=5)).run("charge", "pay_1", dying(store))
+    store.down.clear()
+    clock.advance(6)
 
 
 @pytest.mark.parametrize("operation", ["read", "take_over"])

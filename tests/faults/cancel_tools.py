@@ -22,12 +22,16 @@ import pymysql
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from onefold import AsyncGuard
+from onefold import AsyncGuard, RecordColumn
 from tests.stores.mysql.wallet import parameters
 from tests.stores.postgres.tools import through_asyncpg
 from tests.support import PATIENCE
 
 EFFECTS: Final = "CREATE TABLE effects (message VARCHAR(60) NOT NULL)"
+
+# A caller's own table, whose rows are records.
+REQUESTS: Final = "CREATE TABLE requests (number VARCHAR(60) PRIMARY KEY, answer TEXT)"
+ROW: Final = RecordColumn("requests", "number", result="answer")
 
 # How often a delivery is cancelled; None is at every turn, until it has ended.
 WAYS: Final[dict[str, int | None]] = {"once": 1, "twice": 2, "five times": 5, "at every turn": None, "by anyio": 0}
@@ -36,8 +40,10 @@ WAYS: Final[dict[str, int | None]] = {"once": 1, "twice": 2, "five times": 5, "a
 MOMENTS_MAX: Final = 400
 
 # What others see: how many records and how many effects of a message are committed, in one look.
+# On MySQL a record of ours is beside a caller's row: it is the lock.
 SEEN: Final = (
-    "SELECT (SELECT count(*) FROM onefold_records WHERE {key} = '{message}'), "
+    "SELECT (SELECT count(*) FROM onefold_records WHERE {key} = '{message}' AND operation NOT LIKE 'record=%') + "
+    "(SELECT count(*) FROM requests WHERE number = '{message}'), "
     "(SELECT count(*) FROM effects WHERE message = '{message}')"
 )
 
@@ -158,7 +164,8 @@ def connected(database: str, address: str) -> Any:
 
 def prepare(database: str, address: str) -> None:
     with closing(connected(database, address)) as connection:
-        connection.cursor().execute(EFFECTS)
+        for statement in (EFFECTS, REQUESTS):
+            connection.cursor().execute(statement)
         connection.commit()
 
 
@@ -296,7 +303,17 @@ Story = Callable[[Environment, str, Callable[[], None]], Coroutine[Any, Any, Non
 
 
 async def transactional(environment: Environment, message: str, begin: Callable[[], None]) -> None:
-    @environment.guard.transactional("credit", key="message")
+    await _transacted(environment, message, begin, None)
+
+
+async def transactional_row(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    await _transacted(environment, message, begin, ROW)
+
+
+async def _transacted(
+    environment: Environment, message: str, begin: Callable[[], None], record: RecordColumn | None
+) -> None:
+    @environment.guard.transactional("credit", key="message", record=record, fingerprint=None)
     async def credit(message: str, *, tx: Any) -> str:
         await environment.credit(tx, message)
         return "credited"
@@ -305,27 +322,41 @@ async def transactional(environment: Environment, message: str, begin: Callable[
     assert await credit(message) == "credited"  # type: ignore[call-arg]
 
 
-async def within(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+async def within(
+    environment: Environment, message: str, begin: Callable[[], None], record: RecordColumn | None = None
+) -> None:
     async with environment.begun() as connection:
         begin()
-        await _credited_within(environment, connection, message)
+        await _credited_within(environment, connection, message, record)
 
 
-async def within_commits_all_the_same(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+async def within_row(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    await within(environment, message, begin, ROW)
+
+
+async def within_commits_all_the_same(
+    environment: Environment, message: str, begin: Callable[[], None], record: RecordColumn | None = None
+) -> None:
     """A caller who has a time-out around the delivery, and goes on. A commit that is refused tells them."""
     with suppress(Exception):
         async with environment.begun() as connection:
             begin()
             with suppress(asyncio.CancelledError):
-                await _credited_within(environment, connection, message)
+                await _credited_within(environment, connection, message, record)
 
 
-async def _credited_within(environment: Environment, connection: Any, message: str) -> None:
+async def within_row_commits_all_the_same(environment: Environment, message: str, begin: Callable[[], None]) -> None:
+    await within_commits_all_the_same(environment, message, begin, ROW)
+
+
+async def _credited_within(
+    environment: Environment, connection: Any, message: str, record: RecordColumn | None
+) -> None:
     async def handler() -> str:
         await environment.credit(connection, message)
         return "credited"
 
-    outcome = await environment.guard.within(connection).run("credit", message, handler)
+    outcome = await environment.guard.within(connection, record=record).run("credit", message, handler)
     assert outcome.value == "credited"
 
 

@@ -27,8 +27,11 @@ from tests.faults.cancel_tools import (
     fresh_commits_all_the_same,
     prepare,
     transactional,
+    transactional_row,
     within,
     within_commits_all_the_same,
+    within_row,
+    within_row_commits_all_the_same,
 )
 from tests.support import PATIENCE, in_time
 
@@ -37,6 +40,9 @@ JOINED: dict[str, tuple[Story, Story]] = {
     "transactional": (transactional, transactional),
     "within": (within, within),
     "within, commits all the same": (within_commits_all_the_same, within),
+    "a row": (transactional_row, transactional_row),
+    "a row, within": (within_row, within_row),
+    "a row, within, commits all the same": (within_row_commits_all_the_same, within_row),
     "fresh": (fresh, fresh),
     "fresh, commits all the same": (fresh_commits_all_the_same, fresh),
 }

@@ -5,17 +5,27 @@ A signal handler may raise between any two instructions: Ctrl-C, or an `Exceptio
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import importlib
 import sqlite3
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from onefold import TX, Guard, Policy, UsageError, current
+from onefold import TX, AsyncGuard, Guard, Policy, UsageError, current
+from tests.faults.test_interrupts_anywhere import EVENTS_MAX, Strike
+
+# The module: the package's own `current` is the function.
+CURRENT = importlib.import_module("onefold.current")
 
 EVENTS = {"enter": "return", "leave": "call"}
 
@@ -145,3 +155,82 @@ def test_a_step_that_was_finished_before_it_is_not_repeated(error: type[BaseExce
         guard.run("welcome", "a", handler)
 
     assert steps == ["mail"]
+
+
+class Anywhere(Strike):
+    """Raises at the n-th beginning or end of a function of ours, or of C code that it has called."""
+
+    events = ("call", "return", "c_return")
+
+
+def left_current() -> list[str]:
+    return [name for name in ("_current", "_step", "_batch") if getattr(CURRENT, name).get() is not None]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_wherever_it_strikes_nothing_stays_current_nor_becomes_so_later() -> None:
+    """What the traceback of the interrupt holds is left late: that must not make its delivery current again."""
+
+    def handler(key: str) -> None:
+        current().step("reserve", lambda: None)
+        current().step("mail", lambda: guard.run("inner", key, lambda: current().step("mail", lambda: None)))
+
+    with Guard("memory:", policy=Policy(lease=3_600)) as guard:
+        for at in count(1):
+            strike = Anywhere(at, SoftTimeLimit)
+            with suppress(SoftTimeLimit), strike.armed():
+                guard.run("welcome", f"m{at}", partial(handler, f"m{at}"))
+            if not strike.where:
+                break
+            assert at < EVENTS_MAX
+            assert left_current() == [], f"{strike.where} ({at})"
+
+    assert at > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_wherever_it_strikes_nothing_stays_current_in_its_task() -> None:
+    async def mail() -> None: ...
+
+    async def handler() -> None:
+        await current().step("mail", mail)
+
+    async def strikes() -> int:
+        # No beat comes between, whose task would be struck.
+        async with AsyncGuard("memory:", policy=Policy(lease=3_600)) as guard:
+            for at in count(1):
+                strike = Anywhere(at, SoftTimeLimit)
+                with suppress(SoftTimeLimit), strike.armed():
+                    await guard.run("welcome", f"m{at}", handler)
+                if not strike.where:
+                    return at
+                assert at < EVENTS_MAX
+                assert left_current() == [], f"{strike.where} ({at})"
+        raise AssertionError("the count has no end")
+
+    assert asyncio.run(strikes()) > 50
+    # Coroutines that an interrupt has kept from being awaited.
+    gc.collect()
+
+
+def test_a_step_in_a_thread_of_its_own_leaves_nothing_current_there() -> None:
+    left: list[tuple[str, list[str]]] = []
+
+    def step(inside: Any, at: int) -> None:
+        strike = Anywhere(at, SoftTimeLimit)
+        with suppress(SoftTimeLimit), strike.armed():
+            inside.step(f"mail {at}", lambda: None)
+        left.append((strike.where, left_current()))
+
+    with Guard("memory:") as guard, ThreadPoolExecutor(1) as pool:
+
+        def handler() -> None:
+            for at in count(1):
+                pool.submit(step, current(), at).result()
+                if not left[-1][0]:
+                    break
+
+        guard.run("welcome", "a", handler)
+
+    assert [one for one in left if one[1]] == []
+    assert len(left) > 20

@@ -305,6 +305,7 @@ def test_celerys_settings_are_read_and_never_run(tmp_path: Path) -> None:
         ("@app.task(max_retries=4, default_retry_delay=30)\ndef pay(): ...", ("duplicates", 120.0, 1)),
         ("@app.task(bind=True, max_retries=4)\ndef pay(self): ...", ("duplicates", 720.0, 1)),
         ("@guarded(app, guard, 'pay', max_retries=None)\ndef pay(): ...", ("duplicates", math.inf, 1)),
+        ("@app.task(max_retries=None, default_retry_delay=0)\ndef pay(): ...", ("duplicates", math.inf, 1)),
         (
             "@app.task(retry_backoff=True, retry_backoff_max=60, max_retries=10)\ndef pay(): ...",
             ("duplicates", 600.0, 1),
@@ -332,6 +333,10 @@ def test_celery_in_other_words(tmp_path: Path, text: str, expected: tuple[str, f
         (
             "import os\nbroker_transport_options = {'visibility_timeout': int(os.environ['V'])}",
             "conf.py:2: guards.first: visibility_timeout is not a literal, and nothing in this file is run",
+        ),
+        (
+            f"@app.task(max_retries={'9' * 400})\ndef pay(): ...",
+            "conf.py:1: guards.first: max_retries is 999",
         ),
         (
             "broker_transport_options = {'visibility_timeout': '1h'}",

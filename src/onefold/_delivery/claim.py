@@ -145,7 +145,11 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
                 yield from _disown(entry, down)
             raise
         if found is None:
-            return _written(delivery, entry, then), then
+            if then is not Then.SKIP or not request.bypass:
+                return _written(delivery, entry, then), then
+            # It counts as done now, and that is what a bypass runs again: as a claim of its own, with another token.
+            _written(delivery, entry, then)
+            new = _decide.change(new, token=delivery.mint())
 
 
 def _disown(entry: Entry, down: StoreUnavailable) -> Flow[None]:

@@ -72,7 +72,9 @@ def _retries(file: str, task: Mapping[str, Setting]) -> Found | None:
     if first is None:
         return None
     each = RETRY_DELAY if delay is None else _seconds(file, "the delay of a retry", delay)
-    seconds = each * (MAX_RETRIES if limit is None else _count(file, limit))
+    count = MAX_RETRIES if limit is None else _count(file, limit)
+    # Without an end, however short each delay is.
+    seconds = math.inf if math.isinf(count) else each * count
     return Found("max_retries x the delay of a retry", "duplicates", seconds, file, first.line)
 
 
@@ -81,7 +83,7 @@ def _count(file: str, limit: Setting) -> float:
     if count is None:
         # It retries without an end.
         return math.inf
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= NUMBER_MAX:
         raise Wrong(file, limit.line, f"max_retries is {shown(count)}, which is not a whole number")
     return count
 

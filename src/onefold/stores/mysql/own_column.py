@@ -16,14 +16,20 @@ import re
 from typing import Any, Final, NoReturn
 
 from onefold._model import OPERATION_MAX, Address, Claim, Ending, Entry, Record, State
-from onefold.errors import InProgress, OnefoldError
+from onefold.errors import InProgress, OnefoldError, UsageError
 from onefold.stores.mysql.errors import DUPLICATE, NO_SAVEPOINT, number_of
-from onefold.stores.sql.dialect import Dialect, SqlFlow
-from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Kept, Row, Rows, causes
+from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow
+from onefold.stores.sql.own_column import RETRY_AFTER, Rows, causes
+from onefold.stores.sql.row_values import Catalog, Kept, Row
 from onefold.transactions import RecordColumn
 
 CATALOG: Final = Catalog(
-    "SELECT table_schema, index_name, column_name, '' FROM information_schema.statistics "
+    # An index on the first characters of a column is none on the column. Types need no cast here: in their place is
+    # whether the table's engine has transactions.
+    "SELECT table_schema, index_name, CASE WHEN sub_part IS NULL THEN column_name END, "
+    "(SELECT transactions FROM information_schema.engines WHERE engine = (SELECT engine "
+    "FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table)) "
+    "FROM information_schema.statistics "
     "WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table AND non_unique = 0",
     columns="SELECT column_name, CONCAT(column_type, COALESCE(CONCAT(' COLLATE ', collation_name), '')) "
     "FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = _utf8mb4 :table",
@@ -41,6 +47,7 @@ CATALOG: Final = Catalog(
     write="CONVERT(:{name} USING utf8mb4)",
     write_json="CONVERT(:{name} USING utf8mb4)",
     write_bytes=":{name}",
+    counts_matched=False,
 )
 
 # Longer than any transaction that may have an older snapshot.
@@ -51,6 +58,12 @@ WAITED: Final = 1205
 
 # Too long, out of range, of another form, no JSON, a CHECK of MySQL and of MariaDB.
 UNFIT: Final = frozenset({1264, 1265, 1366, 1406, 3140, 3819, 4025})
+
+# A column that the database generates, on MySQL and on MariaDB.
+GENERATED: Final = frozenset({3105, 1906})
+
+# The key has characters that the column's character set does not have.
+MIXED: Final = 1267
 
 # Reads committed rows, whatever the transaction's snapshot shows.
 SHARED: Final = " LOCK IN SHARE MODE"
@@ -88,6 +101,10 @@ class MysqlRows(Rows):
         try:
             return (yield from self._locked(entry))
         except Exception as error:
+            if number_of(error) == MIXED:
+                described = yield from self._columns()
+                types = {role: described[self._fold(name)] for role, name in self._names.items()}
+                raise self._unsuited(entry.address, types) from None
             if number_of(error) != WAITED:
                 raise
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER) from error
@@ -105,6 +122,14 @@ class MysqlRows(Rows):
         if (yield from self._records.claim_joined(ours, replacing)) is not None:
             raise InProgress.about(entry.address, retry_after=RETRY_AFTER)
         return None
+
+    def _take(self, reply: Reply, described: Reply | None = None) -> SqlFlow[None]:
+        if any(transactions != "YES" for *_, transactions in reply.rows):
+            raise UsageError(
+                f"record={self._column!r}: the engine of {self._column.table} has no transactions: the row of a "
+                "handler that fails would stay, and count as done. Nothing ran. Use InnoDB"
+            )
+        yield from super()._take(reply, described)
 
     def _refuse_unwritten(self, address: Address, unfilled: list[str]) -> SqlFlow[NoReturn]:
         # A snapshot may hide another delivery's row.
@@ -126,6 +151,9 @@ class MysqlRows(Rows):
 
     def _refuses_value(self, error: BaseException) -> bool:
         return number_of(error) in UNFIT
+
+    def _refuses_column(self, error: BaseException) -> bool:
+        return number_of(error) in GENERATED
 
     def lacks_savepoint(self, error: BaseException) -> bool:
         return number_of(error) == NO_SAVEPOINT

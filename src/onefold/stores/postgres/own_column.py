@@ -14,7 +14,8 @@ from typing import Any, Final
 from onefold._model import Address, Claim, Ending, Entry
 from onefold.errors import InProgress
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.own_column import RETRY_AFTER, Catalog, Row, Rows, causes
+from onefold.stores.sql.own_column import RETRY_AFTER, Rows, causes
+from onefold.stores.sql.row_values import Catalog, Row
 
 # The type for a cast is without its length (-1): a cast to char(3) would turn `abcd` into `abc`.
 CATALOG: Final = Catalog(
@@ -51,6 +52,9 @@ UNIQUE_VIOLATION: Final = "23505"
 
 # A value that is too long or of another form, and one that a CHECK refuses.
 UNFIT: Final = ("22", "23514")
+
+# A column that the database generates; ON CONFLICT on a table with rules, or with a DEFERRABLE constraint.
+UNWRITABLE: Final = ("428C9", "0A000", "55000")
 
 # A setting that ends with the transaction, or is undone with a savepoint, holds the marks of the open claims.
 CLAIMS: Final = "coalesce(current_setting('onefold.claims', true), '')"
@@ -124,21 +128,32 @@ class PostgresRows(Rows):
             f"FROM before LEFT JOIN {found.table} AS onefold_row ON {found.condition}"
         )
         reply: Reply = yield SqlRequest(statement, values, rows=True)
-        inside, _, exact, own = reply.rows[0]
+        inside, _, exact, _ = reply.rows[0]
         if not inside:
             return False
         if exact is None:
             yield from self._write(claim.address, ending)
             return True
-        if not exact:
+        # Until a DEFERRABLE constraint is checked there can be two rows.
+        if not all(row[2] for row in reply.rows):
             yield from self._refuse_merged(claim.address)
-        if not own:
+        if not all(row[3] for row in reply.rows):
             raise self._written_by_another(claim.address)
         yield from self._fill(claim.address, ending)
         return True
 
+    def _is_own(self, address: Address) -> SqlFlow[bool]:
+        # A trigger may have written it into a child table, and told the INSERT to do nothing.
+        found = self._found
+        statement = f"SELECT {OWN} FROM {found.table} AS onefold_row WHERE {found.condition}"
+        reply: Reply = yield SqlRequest(statement, self._values(address), rows=True)
+        return all(own for (own,) in reply.rows)
+
     def _refuses_value(self, error: BaseException) -> bool:
         return (_code(error) or "").startswith(UNFIT)
+
+    def _refuses_column(self, error: BaseException) -> bool:
+        return _code(error) in UNWRITABLE
 
     # No savepoint: each would be a subtransaction with a number of its own.
 

@@ -18,14 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.errors import InProgress, UsageError
 from onefold.stores.sql.dialect import Dialect, Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.row_values import (
+    Catalog,
     Form,
+    Found,
+    Kept,
     Result,
+    Row,
     form_of,
     read_fingerprint,
     read_result,
@@ -34,69 +38,8 @@ from onefold.stores.sql.row_values import (
 )
 from onefold.transactions import RecordColumn, not_unique
 
-
-class Catalog(NamedTuple):
-    """How to ask a database for unique indexes, and how it quotes names and compares values."""
-
-    # One row for each column of each unique index: the table's schema, the index, the column (NULL: an expression), and
-    # the column's type for a cast.
-    unique: str
-    # One row for each column of the table, with its type for people. It serves error messages, and the columns for a
-    # result and a fingerprint.
-    columns: str
-    # One row for each column that an INSERT has to fill: it has no default, and the database does not make its value.
-    unfilled: str
-    quote: str
-    # Finds the row by its index, comparing as the index does: perhaps ignoring case or trailing blanks.
-    equal: str
-    # Whether the row found has exactly this key.
-    exact: str
-    # The key or the scope as the column takes it.
-    value: str
-    # Reads a column that is not of bytes, as text or as its bytes; and writes text, JSON and bytes.
-    read: str
-    write: str
-    write_json: str
-    write_bytes: str
-    # What follows an INSERT, so that a row of another writer's is no error.
-    unless_there: str = ""
-    # Whether `Number` and `number` are the same column.
-    folds_case: bool = True
-
-
 # When to retry if another delivery of the same key is in the way.
 RETRY_AFTER: Final = 1.0
-
-
-class Found(NamedTuple):
-    """A table whose column is unique, named so that statements mean it whatever the handler sets."""
-
-    table: str
-    condition: str
-    exact: str
-    indexes: frozenset[str]
-    # The types of the columns for the key and the scope, for a cast.
-    types: dict[str, str]
-    schema: str
-    # The columns for the result and the fingerprint, those that there are.
-    kept: dict[str, Kept]
-
-
-class Kept(NamedTuple):
-    """A column in which something is kept, and how it is read and written."""
-
-    column: str
-    type: str
-    form: Form
-    read: str
-    write: str
-
-
-class Row(NamedTuple):
-    """What the row of a finished delivery keeps beside its key."""
-
-    result: Result
-    fingerprint: bytes | None
 
 
 class Rows(Dialect):
@@ -188,7 +131,9 @@ class Rows(Dialect):
             return
         assigned = ", ".join(f"{self._quoted(kept.column)} = {kept.write}" for kept in found.kept.values())
         statement = f"UPDATE {found.table} SET {assigned} WHERE {found.condition}"
-        yield from self._put(address, SqlRequest(statement, self._values(address) | filled), {})
+        reply = yield from self._put(address, SqlRequest(statement, self._values(address) | filled), {})
+        if reply.written == 0 and self.catalog.counts_matched:
+            raise self._unfit(address, {})
 
     def _write(self, address: Address, ending: Ending) -> SqlFlow[None]:
         """Write the row for a handler that did not, unless only the handler can fill its other columns."""
@@ -204,11 +149,16 @@ class Rows(Dialect):
             f"VALUES ({', '.join(written.values())}){self.catalog.unless_there}"
         )
         reply = yield from self._put(address, SqlRequest(statement, self._values(address) | filled), names)
-        if reply.written == 0:
-            raise self._written_by_another(address)
-        # The column may have changed the key.
+        # The column may have changed the key; a trigger may have done anything.
         if (yield from self._is_there(address)) is None:
             yield from self._refuse_unwritten(address, [])
+        if reply.written == 0 and not (yield from self._is_own(address)):
+            raise self._written_by_another(address)
+
+    def _is_own(self, address: Address) -> SqlFlow[bool]:
+        """Return whether this transaction has written the row, although the database has not counted it."""
+        yield from ()
+        return False
 
     def _put(self, address: Address, request: SqlRequest, own: dict[str, str]) -> SqlFlow[Reply]:
         """Send what writes the row; name the columns that may not take their values, such as our `own`."""
@@ -216,8 +166,8 @@ class Rows(Dialect):
             reply: Reply = yield request
         except Exception as error:
             if any(self._is_duplicate(seen) for seen in causes(error)):
-                raise self._written_by_another(address) from error
-            if any(self._refuses_value(seen) for seen in causes(error)):
+                yield from self._refuse_unwritten(address, [])
+            if any(self._refuses_value(seen) or self._refuses_column(seen) for seen in causes(error)):
                 raise self._unfit(address, own) from error
             raise
         return reply
@@ -229,6 +179,10 @@ class Rows(Dialect):
     def _refuses_value(self, error: BaseException) -> bool:
         """Return whether a column does not take a value: it is too long, or breaks a constraint."""
         raise NotImplementedError(f"{type(self).__name__} has to tell an unfit value from other errors")
+
+    def _refuses_column(self, error: BaseException) -> bool:
+        """Return whether a column or its table takes no value from Onefold: the database generates it, say."""
+        return False
 
     def _filled(self, address: Address, ending: Ending) -> dict[str, Any]:
         """Return the values of the columns for the result and the fingerprint."""
@@ -254,12 +208,17 @@ class Rows(Dialect):
     def _refuse_unwritten(self, address: Address, unfilled: list[str]) -> SqlFlow[NoReturn]:
         """Raise the error for a row that the handler has not written, and Onefold cannot write."""
         column, verb = self._column, "has" if len(unfilled) == 1 else "have"
-        why = f" (Onefold writes it only if all other columns have defaults; {', '.join(unfilled)} {verb} none)"
+        others = f"Onefold writes it only if all other columns have defaults; {', '.join(unfilled)} {verb} none"
+        why = (
+            others
+            if unfilled
+            else "Onefold's own is not there, either: a trigger or a policy keeps it out, or changes it"
+        )
         yield from ()
         raise _about(
             address,
             f"the handler has to write the row whose {column.table}.{column.name} is the key, and it did not"
-            f"{why if unfilled else ''}. Roll back, and deliver it again",
+            f" ({why}). Roll back, and deliver it again",
         )
 
     def _unfit(self, address: Address, own: dict[str, str]) -> UsageError:
@@ -268,7 +227,8 @@ class Rows(Dialect):
             address,
             f"{self._column.table} does not take what has to be written into {' and '.join(columns)}. Roll back, and "
             "deliver it again. A key needs text of 255 characters, and so does a fingerprint; a result needs JSON, or "
-            "text without a limit, or keep_result=False",
+            "text without a limit, or keep_result=False. No generated column, trigger, rule or policy of row level "
+            "security may be in the way; nor a DEFERRABLE constraint, unless the handler writes the row",
         )
 
     def _refuse_merged(self, address: Address) -> SqlFlow[NoReturn]:

@@ -13,8 +13,8 @@ from onefold._concurrency.generators import run
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
-from onefold.stores.sql.own_column import Catalog, Row, Rows
-from onefold.stores.sql.row_values import Form
+from onefold.stores.sql.own_column import Rows
+from onefold.stores.sql.row_values import Catalog, Form, Row
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.joined import ENDED, JoinedRecords, SqliteTransaction
 from onefold.stores.sqlite.records import Records, text_as_str
