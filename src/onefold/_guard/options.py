@@ -178,12 +178,6 @@ class Options:
         if type(operation) is str and len(self._operations) < OPERATIONS_MAX:
             self._operations.add(operation)
 
-    def _request_of_call(
-        self, call: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool = False
-    ) -> DeliveryRequest:
-        scope, key, fingerprint = call.read(args, kwargs)
-        return DeliveryRequest(Address(scope, call.operation, key), fingerprint, bypass)
-
     def _scoped(self, scope: str | None) -> str | None:
         if scope is not None or not callable(self._scope):
             return self._scope if scope is None else scope  # type: ignore[return-value]
