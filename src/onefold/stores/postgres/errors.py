@@ -35,7 +35,7 @@ MEANINGS: Final = {
     "57P": ErrorInfo(ErrorClass.LOST, "the server ended the connection"),
     "25P03": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that was idle for too long"),
     "25P04": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that took too long"),
-    "25006": ErrorInfo(ErrorClass.DOWN, _READ_ONLY),
+    "25006": ErrorInfo(ErrorClass.READ_ONLY, _READ_ONLY),
     "26000": ErrorInfo(ErrorClass.DOWN, _POOLER),
     "42P05": ErrorInfo(ErrorClass.DOWN, _POOLER),
     "28": ErrorInfo(
