@@ -111,6 +111,9 @@ class Server:
     title = "a server"
     has_server = True
 
+    def __init__(self, *, loses: bool = False) -> None:
+        self.loses = loses
+
     def room(self, folder: Path) -> Room:
         raise AssertionError
 
