@@ -107,12 +107,17 @@ class Cluster(Server):
             return [row[0] for row in found] == wanted
 
     def replaced(self, old: Node) -> None:
-        """Wait until another node leads than this one."""
+        """Wait until another node leads than this one, and takes writes: Patroni says it leads a moment before."""
         wait_until(
-            lambda: any(node.says("/primary") for node in self.nodes if node is not old),
+            lambda: any(node.says("/primary") and self._takes_writes(node) for node in self.nodes if node is not old),
             f"nobody takes the place of {old.name}",
             SETTLE_SECONDS_MAX,
         )
+
+    def _takes_writes(self, node: Node) -> bool:
+        every = ",".join(f"{HOST}:{one.port}" for one in self.nodes)
+        with postgres.connected(self.url.replace(every, f"{HOST}:{node.port}")) as connection:
+            return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
 
     def switch_over(self) -> None:
         """Let the standby lead, in order: Patroni's own way to move a primary."""

@@ -123,6 +123,9 @@ class Queue:
                 self._settle(number, verdict)
 
     def _settle(self, number: int, verdict: Verdict) -> None:
+        if verdict.kind == "early":
+            # A claim that the store has lost is free at once.
+            verdict = verdict._replace(kind="lost" if self.environment.loses else "error")
         kind = verdict.kind
         self.counts[kind.partition(",")[0]] += 1
         self._note(self.deliveries[number].id, verdict)

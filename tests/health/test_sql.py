@@ -188,6 +188,18 @@ def test_local_commits_beside_synchronous_standbys_are_yellow(own_postgres: Serv
     assert checks_of(url)["durability"].grade is YELLOW
 
 
+def test_commits_that_wait_for_a_standby_that_is_not_there_are_red_and_none_is_tried(own_postgres: Server) -> None:
+    use(own_postgres.url)
+    run(own_postgres.url, "ALTER SYSTEM SET synchronous_standby_names = 'other'", "SELECT pg_reload_conf()")
+    assert eventually(lambda: rows(own_postgres.url, "SHOW synchronous_standby_names") == [("other",)])
+
+    found = checks_of(own_postgres.url)
+
+    assert found["replication"].grade is RED
+    assert found["replication"].reason.endswith("every commit waits")
+    assert found["trial"].reason == "not tried: its commit would wait for ever"
+
+
 def test_read_only_transactions_are_red(postgres_url: str) -> None:
     use(postgres_url)
 
