@@ -151,10 +151,9 @@ class Cluster(Server):
 
 
 def end_receiver(pid: int) -> None:
-    """End a frozen WAL receiver, before it reads what the network still holds for it."""
+    """End a frozen WAL receiver, before it reads what the network still holds for it. The standby starts it again."""
     born = birth(pid)
-    signal_one(pid, signal.SIGTERM)
-    signal_one(pid, signal.SIGCONT)
+    signal_one(pid, signal.SIGKILL)
     wait_until(lambda: birth(pid) != born, "the WAL receiver does not end")
 
 

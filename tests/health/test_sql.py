@@ -188,12 +188,20 @@ def test_local_commits_beside_synchronous_standbys_are_yellow(own_postgres: Serv
     assert checks_of(url)["durability"].grade is YELLOW
 
 
-def test_commits_that_wait_for_a_standby_that_is_not_there_are_red_and_none_is_tried(own_postgres: Server) -> None:
-    use(own_postgres.url)
-    run(own_postgres.url, "ALTER SYSTEM SET synchronous_standby_names = 'other'", "SELECT pg_reload_conf()")
-    assert eventually(lambda: rows(own_postgres.url, "SHOW synchronous_standby_names") == [("other",)])
+@pytest.fixture
+def waiting_postgres(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A primary whose commits wait for a standby that is not there."""
+    for name, value in {"wal_level": "replica", "max_wal_senders": "2"}.items():
+        monkeypatch.setitem(postgres_server.SETTINGS, name, value)
+    with house.own("postgres") as server:
+        use(server.url)
+        run(server.url, "ALTER SYSTEM SET synchronous_standby_names = 'other'", "SELECT pg_reload_conf()")
+        assert eventually(lambda: rows(server.url, "SHOW synchronous_standby_names") == [("other",)])
+        yield server
 
-    found = checks_of(own_postgres.url)
+
+def test_commits_that_wait_for_a_standby_that_is_not_there_are_red_and_none_is_tried(waiting_postgres: Server) -> None:
+    found = checks_of(waiting_postgres.url)
 
     assert found["replication"].grade is RED
     assert found["replication"].reason.endswith("every commit waits")

@@ -124,6 +124,8 @@ def waits_for_nobody(facts: Facts) -> bool:
     """Return whether commits wait for a synchronous standby, and none is connected."""
     return bool(
         facts.get("synchronous_standby_names")
+        # Without room for a standby, PostgreSQL waits for none.
+        and facts["max_wal_senders"] != "0"
         and facts["synchronous_commit"] in REPLICATED
         and facts.get("synchronous_standbys") == 0
         and facts.get("hidden_standbys") == 0

@@ -101,9 +101,7 @@ def test_a_killed_primary_takes_nothing_with_it_and_the_delivery_in_flight_runs_
 
 
 @pytest.mark.parametrize("kind", [Psycopg, Asyncpg])
-def test_a_frozen_primary_that_comes_back_confirms_nothing(
-    own_patroni: Cluster, url: str, kind: type[Worker]
-) -> None:
+def test_a_frozen_primary_that_comes_back_confirms_nothing(own_patroni: Cluster, url: str, kind: type[Worker]) -> None:
     def freeze_and_return() -> None:
         # From here on there are two that believe to lead, and the handler's transaction is on the old one.
         own_patroni.freeze_primary().daemon.cont()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ import pytest
 
 from onefold import StoreUnavailable
 from onefold.stores.postgres.asyncpg import pool as asyncpg_pool
+from services import postgres as postgres_server
+from services.house import House
 from tests.stores.postgres.tools import (
     DAILY_DRIVERS,
     SCHEMA,
@@ -29,6 +32,12 @@ from tests.stores.postgres.tools import (
     records,
     rows,
 )
+from tests.support import eventually
+
+# Far more than it takes; it bounds how long a broken one hangs.
+PATIENCE = 60.0
+
+WAITS = "wait_event = 'SyncRep'"
 
 
 @pytest.fixture
@@ -133,6 +142,39 @@ def test_a_handler_that_chose_a_read_only_transaction_is_told_and_not_run_again(
     assert not isinstance(raised.value, StoreUnavailable)
     assert starts == [1]
     assert rows(url, "SELECT count(*) FROM onefold_records") == [(0,)]
+
+
+# A synchronous standby that does not confirm.
+
+
+@pytest.mark.parametrize("cut", ["pg_terminate_backend", "pg_cancel_backend"])
+@pytest.mark.parametrize("kind", [Psycopg, Asyncpg])
+def test_a_commit_whose_wait_for_a_standby_is_cut_short_has_one_effect(
+    kind: type[Worker], cut: str, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is committed here, and not there: the server says so in a warning, or not at all."""
+    for name, value in {"wal_level": "replica", "max_wal_senders": "2"}.items():
+        monkeypatch.setitem(postgres_server.SETTINGS, name, value)
+    starts: list[int] = []
+
+    async def work(hand: Hand) -> None:
+        starts.append(1)
+        await add(hand)
+
+    with house.own("postgres") as server, another(server.url) as connection, working(kind(server.url)) as worker:
+        connection.execute(SCHEMA)
+        worker.transactional("earlier", add)
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        connection.execute("SELECT pg_reload_conf()")
+        assert eventually(lambda: rows(server.url, "SHOW synchronous_standby_names") == [("absent",)])
+        with ThreadPoolExecutor(1) as pool:
+            delivered = pool.submit(worker.transactional, "m1", work)
+            # Once for each session that waits: the resolution of the first may wait as well.
+            assert eventually(lambda: rows(server.url, f"SELECT {cut}(pid) FROM pg_stat_activity WHERE {WAITS}") != [])
+            assert not delivered.result(PATIENCE).replayed
+
+        assert worker.transactional("m1", add).replayed
+        assert (len(starts), balance(server.url), records(server.url)) == (1, 20, ["earlier", "m1"])
 
 
 # A URL that names several servers.

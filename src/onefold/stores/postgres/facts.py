@@ -17,6 +17,7 @@ SETTINGS: Final = (
     "server_version",
     "synchronous_commit",
     "synchronous_standby_names",
+    "max_wal_senders",
     "fsync",
     "full_page_writes",
     "transaction_isolation",
