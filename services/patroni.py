@@ -117,7 +117,8 @@ class Cluster(Server):
     def _takes_writes(self, node: Node) -> bool:
         every = ",".join(f"{HOST}:{one.port}" for one in self.nodes)
         with postgres.connected(self.url.replace(every, f"{HOST}:{node.port}")) as connection:
-            return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+            (recovers,) = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+            return not recovers
 
     def switch_over(self) -> None:
         """Let the standby lead, in order: Patroni's own way to move a primary."""
