@@ -16,6 +16,8 @@ import pytest
 
 from onefold import StoreUnavailable
 from onefold.stores.postgres.asyncpg import pool as asyncpg_pool
+from onefold.stores.postgres.errors import meaning
+from onefold.stores.sql.connection import ErrorClass
 from services import postgres as postgres_server
 from services.house import House
 from tests.stores.postgres.tools import (
@@ -75,6 +77,19 @@ async def turn_read_only(hand: Hand) -> None:
     """As a server does that becomes a replica and keeps its connections."""
     await hand.run("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
     await add(hand)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        # A standby, or a primary that was demoted.
+        ("25006", ErrorClass.READ_ONLY),
+        # Ended by an administrator or by the end of the server; after a crash of another; not ready.
+        *(("57P01", ErrorClass.LOST), ("57P02", ErrorClass.LOST), ("57P03", ErrorClass.LOST)),
+    ],
+)
+def test_the_codes_of_a_fail_over_are_of_their_kind(code: str, kind: ErrorClass) -> None:
+    assert meaning(code, "text").kind is kind
 
 
 # A server that takes no writes any more.

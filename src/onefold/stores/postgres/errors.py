@@ -32,6 +32,7 @@ MEANINGS: Final = {
     "42P01": ErrorInfo(ErrorClass.NO_TABLES, "there are no Onefold tables. Run `onefold schema --store URL --apply`"),
     "40003": ErrorInfo(ErrorClass.LOST, "the server does not know the outcome of the statement"),
     "08": ErrorInfo(ErrorClass.LOST, "the connection was lost"),
+    "57P03": ErrorInfo(ErrorClass.LOST, "the server is starting up, shutting down or recovering"),
     "57P": ErrorInfo(ErrorClass.LOST, "the server ended the connection"),
     "25P03": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that was idle for too long"),
     "25P04": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that took too long"),
