@@ -58,6 +58,7 @@ soak: $(READY)  ## the long checks: the deep simulator, and soaks with random ki
 	$(BIN)/python -m bench.soak_http $(if $(SHORT),--megabytes 8)
 	$(BIN)/python -m bench.soak_rabbitmq $(if $(SHORT),--short)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
+	$(if $(SHORT),,$(BIN)/python -m bench.soak --store patroni --store patroni-async)
 	$(if $(SHORT),,$(BIN)/python -m bench.mutate)
 
 mutate: $(READY)  ## break the library in fifty places, one at a time: which breaks does no test notice?

@@ -7,8 +7,9 @@ Empty at the start of each test: `postgres_url`, `pgbouncer_url` (the same datab
 Shared by all tests: `kafka_url`, with a new `kafka_topic` for each of them.
 Shared by all tests: `rabbitmq_url`; a test gives its queues names that nobody else has, `rabbitmq_name` begins them.
 Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_mariadb`, `own_redis`, `own_valkey`,
-`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`. For a whole module:
-`with house.own("postgres") as server`. The path of a program: `node`.
+`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`, and `own_patroni` with
+`own_patroni_async`, whose primary fails over. For a whole module: `with house.own("postgres") as server`. The path of a
+program: `node`.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ own_redis_sentinel = own_server("redis-sentinel")
 own_redis_cluster = own_server("redis-cluster")
 own_kafka = own_server("kafka")
 own_rabbitmq = own_server("rabbitmq")
+own_patroni = own_server("patroni")
+own_patroni_async = own_server("patroni-async")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services import dynamodb, kafka, mariadb, postgres, rabbitmq, redis, redis_cluster, state
+from services import dynamodb, kafka, mariadb, patroni, postgres, rabbitmq, redis, redis_cluster, state
 from services.home import Home, Watchdog, open_to_all, root_folder
 from services.processes import ServerFailed
 from services.servers import Server
@@ -47,6 +47,11 @@ KINDS = {
     "dynamodb": Kind(dynamodb.start_dynamodb, "ONEFOLD_DYNAMODB_URL", shared=True),
     "kafka": Kind(kafka.start_kafka, "ONEFOLD_KAFKA_URL", shared=True),
     "rabbitmq": Kind(rabbitmq.start_rabbitmq, "ONEFOLD_RABBITMQ_URL", shared=True),
+}
+# Too large to be shared, and there to be harmed: only for the test or the soak that asks for one of its own.
+OWN_ONLY: dict[str, Callable[[Home], Server]] = {
+    "patroni": patroni.start_patroni,
+    "patroni-async": lambda home: patroni.start_patroni(home, synchronous=False),
 }
 PGBOUNCER_VARIABLE = "ONEFOLD_PGBOUNCER_URL"
 UP = "python -m services up"
@@ -125,8 +130,8 @@ class House:
     @contextmanager
     def own(self, name: str) -> Iterator[Server]:
         """A server that nobody shares, to be harmed; it ends with the block."""
-        kind = KINDS[name]
-        server = whole(self.home, kind.start_own or kind.start)
+        begin = OWN_ONLY.get(name) or KINDS[name].start_own or KINDS[name].start
+        server = whole(self.home, begin)
         try:
             yield server
         finally:

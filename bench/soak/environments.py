@@ -18,6 +18,7 @@ from bench.soak.effects import Ledger, sqlite_connection
 from bench.soak.plan import Mode
 from services import mariadb, postgres, redis
 from services.house import House
+from services.patroni import Cluster
 from services.servers import Server
 
 CLAIM_MODES: Final[tuple[Mode, ...]] = ("rerun", "hold")
@@ -29,7 +30,12 @@ STORES: Final[dict[str, tuple[Mode, ...]]] = {
     "postgres": ALL_MODES,
     "mariadb": ALL_MODES,
     "redis": CLAIM_MODES,
+    "patroni": ALL_MODES,
+    "patroni-async": ALL_MODES,
 }
+
+# Those whose primary is always struck: that is what they are for. They have to be named: `all` is without them.
+FAILING_OVER: Final = ("patroni", "patroni-async")
 
 CONNECT_SECONDS_MAX: Final = 30
 
@@ -49,6 +55,8 @@ class Environment(Protocol):
 
     title: str
     has_server: bool
+    # Whether it may lose what it has confirmed: then that is counted, and is no violation.
+    loses: bool
 
     def room(self, folder: Path) -> Room: ...
     def kill(self) -> None: ...
@@ -63,6 +71,11 @@ def opened(store: str, house: House, *, sync: str) -> Iterator[Environment]:
         yield File(sync)
         return
     with house.own(store) as server:
+        if isinstance(server, Cluster):
+            from bench.soak.failover import FailingOver
+
+            yield FailingOver(server)
+            return
         yield Served(server, ROOMS[store])
 
 
@@ -70,6 +83,7 @@ class File:
     """SQLite: everything is in the folder of the run, and there is no server to strike."""
 
     has_server = False
+    loses = False
 
     def __init__(self, sync: str) -> None:
         self.title = f"sqlite {sqlite3.sqlite_version}, sync={sync}"
@@ -93,6 +107,7 @@ class Served:
     """A server, and how one makes an empty room there."""
 
     has_server = True
+    loses = False
 
     def __init__(self, server: Server, furnished: Callable[[Server], Room]) -> None:
         self.title = f"{server.name} {server.version}"

@@ -33,6 +33,10 @@ class Size(NamedTuple):
 FULL: Final = Size(deliveries=20_000, messages=14_000, kills=40, stops=8, lease=1.5, outages=(0.0, 1.2))
 SHORT: Final = Size(deliveries=2_000, messages=1_400, kills=8, stops=2, lease=0.6, outages=(1.2,))
 
+# Where primaries fail over: killed, moved, frozen. A fail-over takes longer than any lease.
+FULL_FAILOVER: Final = Size(deliveries=6_000, messages=4_200, kills=12, stops=2, lease=1.5, outages=(0.0, 0.0, 0.0))
+SHORT_FAILOVER: Final = FULL_FAILOVER._replace(deliveries=2_000, messages=1_400, kills=4)
+
 # Where tasks are cancelled, for each of the eight async drivers: 14,000 messages in all.
 FULL_CANCEL: Final = Size(deliveries=2_500, messages=1_750, kills=6, stops=0, lease=1.5, outages=())
 SHORT_CANCEL: Final = Size(deliveries=150, messages=105, kills=1, stops=0, lease=0.6, outages=())

@@ -89,6 +89,9 @@ class Queue:
 
     def _hand_out(self) -> None:
         """One delivery to each worker in turn, so that neighbours in the queue are delivered at the same time."""
+        if self._strike_is_due and self.outages.is_away:
+            # A new primary could be through with everything before the old one is back, and can be struck again.
+            return
         now = time.monotonic()
         # To the front, so that what a stopped worker has in its hands is taken over before that continues.
         self.ready.extendleft(number for moment, number in self.later if moment <= now)
@@ -120,6 +123,9 @@ class Queue:
                 self._settle(number, verdict)
 
     def _settle(self, number: int, verdict: Verdict) -> None:
+        if verdict.kind == "early":
+            # A claim that the store has lost is free at once.
+            verdict = verdict._replace(kind="lost" if self.environment.loses else "error")
         kind = verdict.kind
         self.counts[kind.partition(",")[0]] += 1
         self._note(self.deliveries[number].id, verdict)
@@ -147,10 +153,14 @@ class Queue:
         if outage and kind in IN_DOUBT:
             self.hits["outage"][message] += 1
 
-    def _strike(self) -> None:
+    @property
+    def _strike_is_due(self) -> bool:
         acknowledged = len(self.deliveries) - len(self.unacknowledged)
+        return bool(self.strikes) and self.strikes[0].after <= acknowledged
+
+    def _strike(self) -> None:
         # One after the other: see `Outages`.
-        if not self.strikes or self.strikes[0].after > acknowledged or self.outages.is_away:
+        if not self._strike_is_due or self.outages.is_away:
             return
         if self.strikes[0].kind != "server":
             self._strike_worker()

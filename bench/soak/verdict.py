@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from bench.soak.plan import WORKERS, Plan
+from bench.soak import losses
+from bench.soak.plan import WORKERS
 from bench.soak.queue import Queue
 from bench.soak.workers import OPERATION, Desk
 from onefold import Guard
@@ -72,13 +73,18 @@ def violations(queue: Queue, found: Found) -> Iterator[str]:
     for message in plan.messages:
         for what in _wrong(queue, found, message.id):
             yield f"{message.id}: {what} ({_seen(queue, found, message.id)})"
-    yield from _balances(plan, found)
+    yield from _balances(queue, found)
+    if queue.environment.loses:
+        return
     yield from _too_many(queue, found)
 
 
 def _wrong(queue: Queue, found: Found, id_: str) -> Iterator[str]:
     # Without a guard there are no records, and only the effects count.
     state = found.states.get(id_) if queue.plan.guarded else "done"
+    if queue.environment.loses:
+        yield from losses.inconsistent(queue.plan, found, id_)
+        return
     match queue.plan.mode:
         case "transactional":
             yield from _wrong_transactional(found, id_, state)
@@ -122,11 +128,11 @@ def _wrong_under_rerun(queue: Queue, found: Found, id_: str, state: str | None) 
         yield "a start that nothing explains"
 
 
-def _balances(plan: Plan, found: Found) -> Iterator[str]:
-    """The sums: of all messages; under hold, of those whose effect happened."""
-    expected: Counter[str] = Counter()
+def _balances(queue: Queue, found: Found) -> Iterator[str]:
+    """The sums: of all messages; under hold, and where something is lost, of those whose effect is there."""
+    plan, expected = queue.plan, Counter[str]()
     for message in plan.messages:
-        if plan.mode != "hold" or found.calls[message.id]:
+        if (plan.mode != "hold" and not queue.environment.loses) or found.calls[message.id]:
             expected[message.account] += message.amount
     for account, balance in found.balances.items():
         if balance != expected[account]:

@@ -112,7 +112,7 @@ def _became(deliver: Deliver, message: Message, guard: Guard, moment: float) -> 
     except ClaimLost:
         # By the stores' own clock: it goes on while a machine is paused, and the other one does not.
         if time.time() - moment < guard.policy.lease:
-            return "error: its claim was taken over before its lease had ended"
+            return "early: its claim was taken over before its lease had ended"
         return "lost, done" if _is_done(message, guard) else "lost"
     except StoreUnavailable as error:
         return f"busy: {error}"

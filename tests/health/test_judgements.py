@@ -96,9 +96,34 @@ def test_where_mysql_says_nothing_nothing_is_made_up() -> None:
 
 
 def test_where_postgres_says_nothing_nothing_is_made_up() -> None:
-    names = ("in_recovery", "transaction_read_only", "synchronous_commit", "transaction_isolation", "version")
+    names = (
+        *("in_recovery", "transaction_read_only", "synchronous_commit", "transaction_isolation", "version"),
+        *("standbys", "synchronous_standbys", "hidden_standbys"),
+    )
 
     assert {check.grade for check in postgres.judge(dict.fromkeys(names, SILENT))} == {UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("standbys", "commit", "grade", "told"),
+    [
+        ((0, 0, 0), "on", GREEN, "nothing to fail over to"),
+        ((2, 0, 0), "on", YELLOW, "2 standbys, and none is synchronous: a fail-over can lose the last commits"),
+        ((2, 1, 0), "on", GREEN, "2 standbys, 1 of them synchronous"),
+        ((1, 1, 0), "remote_apply", GREEN, "1 standby, 1 of them synchronous"),
+        ((1, 1, 0), "local", YELLOW, "synchronous_commit is local: no commit waits"),
+        ((1, 0, 1), "on", UNKNOWN, "not shown to this user"),
+    ],
+)
+def test_a_standby_that_confirms_no_commit_is_yellow(
+    standbys: tuple[int, int, int], commit: str, grade: Grade, told: str
+) -> None:
+    counts = dict(zip(("standbys", "synchronous_standbys", "hidden_standbys"), standbys, strict=True))
+
+    found = postgres.replication(counts | {"synchronous_commit": commit})
+
+    assert found.grade is grade
+    assert told in found.reason
 
 
 def test_half_pages_are_yellow_because_some_storage_writes_none() -> None:

@@ -188,6 +188,26 @@ def test_local_commits_beside_synchronous_standbys_are_yellow(own_postgres: Serv
     assert checks_of(url)["durability"].grade is YELLOW
 
 
+@pytest.fixture
+def waiting_postgres(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A primary whose commits wait for a standby that is not there."""
+    for name, value in {"wal_level": "replica", "max_wal_senders": "2"}.items():
+        monkeypatch.setitem(postgres_server.SETTINGS, name, value)
+    with house.own("postgres") as server:
+        use(server.url)
+        run(server.url, "ALTER SYSTEM SET synchronous_standby_names = 'other'", "SELECT pg_reload_conf()")
+        assert eventually(lambda: rows(server.url, "SHOW synchronous_standby_names") == [("other",)])
+        yield server
+
+
+def test_commits_that_wait_for_a_standby_that_is_not_there_are_red_and_none_is_tried(waiting_postgres: Server) -> None:
+    found = checks_of(waiting_postgres.url)
+
+    assert found["replication"].grade is RED
+    assert found["replication"].reason.endswith("every commit waits")
+    assert found["trial"].reason == "not tried: its commit would wait for ever"
+
+
 def test_read_only_transactions_are_red(postgres_url: str) -> None:
     use(postgres_url)
 

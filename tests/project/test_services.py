@@ -23,11 +23,11 @@ from pika.exceptions import AMQPConnectionError, AMQPError
 
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
-from services import programs
+from services import programs, reaper
 from services import redis as redis_servers
 from services.home import PROJECT, Home, reachable
 from services.house import UP, House
-from services.processes import Daemon, ServerFailed, birth, stands_still, wait_until
+from services.processes import Daemon, ServerFailed, birth, descendants, stands_still, wait_until
 from services.redis import Pair
 from services.servers import Server
 from tests.support import WITHOUT_PLUGINS, eventually
@@ -333,6 +333,8 @@ def session(
         ("valkey", signal.SIGKILL),
         # It has a second process, which would outlive it.
         ("rabbitmq", signal.SIGKILL),
+        # Each Patroni has a PostgreSQL that it gives away.
+        ("own_patroni", signal.SIGKILL),
     ],
 )
 @pytest.mark.more
@@ -417,6 +419,36 @@ def test_a_missing_server_fails_in_ci(tmp_path: Path, elsewhere: dict[str, str])
     assert done.returncode == 1, done.stdout
     assert f"CI needs every server: {HOW_TO_GET_IT}" in done.stdout
     assert "1 passed, 2 errors" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the reaper needs Linux")
+@pytest.mark.parametrize("stopped", [True, False])
+def test_whom_a_process_gives_away_ends_with_its_reaper(stopped: bool) -> None:
+    daemonizes = textwrap.dedent("""
+        import os, signal
+
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                print(os.getpid(), flush=True)
+                signal.pause()
+            os._exit(0)
+        os.wait()
+        signal.pause()
+    """)
+    command = [sys.executable, reaper.__file__, sys.executable, "-c", daemonizes]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        given_away = int(process.stdout.readline())
+        born = birth(given_away)
+        wait_until(lambda: given_away in descendants(process.pid), "it does not become the reaper's")
+        if stopped:
+            os.kill(given_away, signal.SIGSTOP)
+
+        process.terminate()
+
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert birth(given_away) != born
 
 
 @pytest.mark.parametrize(

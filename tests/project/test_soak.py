@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.__main__ import main
+from bench.soak.__main__ import _asked, main
 from bench.soak.effects import Bank
-from bench.soak.environments import Environment, Room
+from bench.soak.environments import FAILING_OVER, Environment, Room
+from bench.soak.losses import losses, told
 from bench.soak.plan import SHORT, Mode, Plan
 from bench.soak.queue import Queue
 from bench.soak.verdict import NOTHING, Found, violations
@@ -111,6 +112,9 @@ class Server:
     title = "a server"
     has_server = True
 
+    def __init__(self, *, loses: bool = False) -> None:
+        self.loses = loses
+
     def room(self, folder: Path) -> Room:
         raise AssertionError
 
@@ -119,9 +123,9 @@ class Server:
     def leave_evidence(self, folder: Path) -> None: ...
 
 
-def a_queue(mode: Mode, folder: Path) -> Queue:
+def a_queue(mode: Mode, folder: Path, *, loses: bool = False) -> Queue:
     plan = Plan("server", mode, SHORT._replace(messages=1, deliveries=2), 7, folder, True, True, 1.0)
-    environment: Environment = Server()
+    environment: Environment = Server(loses=loses)
     queue = Queue(Desk(plan, "", Bank(folder / "bank.db")), environment)
     queue.strikes.clear()
     return queue
@@ -189,6 +193,42 @@ class TestVerdicts:
 
         assert wrong(queue, found(queue, "done")) == ["9 runs were not remembered, and the server was killed 1 times"]
 
+    def test_a_claim_is_not_taken_over_before_its_lease_has_ended(self, tmp_path: Path) -> None:
+        queue = a_queue("rerun", tmp_path)
+
+        queue._settle(0, Verdict("early", 1.0, 2.0, "too early"))
+
+        assert queue.errors == ["m-00000: too early"]
+
+    def test_but_where_a_store_may_lose_it_is_free_at_once(self, tmp_path: Path) -> None:
+        queue = a_queue("rerun", tmp_path, loses=True)
+
+        queue._settle(0, Verdict("early", 1.0, 2.0, "too early"))
+
+        assert not queue.errors
+        assert queue.told["m-00000"] == 1
+
+    def test_what_is_lost_is_lost_together(self, tmp_path: Path) -> None:
+        queue = a_queue("transactional", tmp_path, loses=True)
+        (message,) = queue.plan.messages
+        both, neither = found(queue, "done"), NOTHING
+
+        assert wrong(queue, both) == wrong(queue, neither) == []
+        assert wrong(queue, both._replace(states={})) == ["m-00000: its effect and its record are not lost together"]
+        assert wrong(queue, neither._replace(states={message.id: "done"})) == wrong(queue, both._replace(states={}))
+        assert losses(queue.plan, neither)["acknowledged, its effect lost"] == "1"
+        assert told(queue.plan, neither).startswith("1 of 1 acknowledged credits are lost")
+
+    def test_a_lost_record_explains_a_second_run_but_nothing_explains_none(self, tmp_path: Path) -> None:
+        queue = a_queue("hold", tmp_path, loses=True)
+        twice = found(queue, "done", starts=2, calls=2)
+
+        assert wrong(queue, twice) == []
+        assert losses(queue.plan, twice)["effects that happened again"] == "1"
+        assert wrong(queue, found(queue, "done", calls=0)) == [
+            "m-00000: its effect outside, which no store can lose, did not happen"
+        ]
+
     def test_sums_are_exact(self, tmp_path: Path) -> None:
         queue = a_queue("rerun", tmp_path)
         (message,) = queue.plan.messages
@@ -215,6 +255,13 @@ class TestTheCommand:
 
         assert main(["--short", "--store", "mariadb"]) == code
         assert "mariadb is not installed" in capsys.readouterr().out
+
+    def test_fail_overs_have_to_be_asked_for(self) -> None:
+        everything = _asked(["--store", "all"]).modes_by_store
+        named = _asked(["--store", "patroni"]).modes_by_store
+
+        assert not set(everything) & set(FAILING_OVER)
+        assert list(named) == ["patroni"]
 
     @pytest.mark.parametrize(
         "options",

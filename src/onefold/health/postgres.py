@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold.health import sql
-from onefold.health.report import Check, counted, green, red, untold, yellow
+from onefold.health.report import Check, counted, green, red, unknown, untold, yellow
+from onefold.stores.base import Untold
 
 Facts = Mapping[str, Any]
 
@@ -21,9 +22,14 @@ ADDRESS: Final = ("scope", "operation", "key")
 # Settings under which a confirmed commit is on this server's disk.
 ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
 
+# Settings under which a commit waits for synchronous standbys.
+REPLICATED: Final = ("on", "remote_write", "remote_apply")
+
 
 def judge(facts: Facts) -> list[Check]:
     checks = [role(facts), durability(facts), isolation(facts), sql.tables(facts)]
+    if not facts["in_recovery"] or isinstance(facts["in_recovery"], Untold):
+        checks.insert(2, replication(facts))
     if sql.has_tables(facts):
         checks += [sql.indexes(facts), uniqueness(facts), dead_rows(facts), sql.purge_lag(facts), sql.size(facts)]
     return checks
@@ -31,7 +37,9 @@ def judge(facts: Facts) -> list[Check]:
 
 def hindrance(facts: Facts) -> str | None:
     """Return why the store is not tried out; None if it is."""
-    return "it is a replica" if facts["in_recovery"] is True else sql.hindrance(facts)
+    if facts["in_recovery"] is True:
+        return "it is a replica"
+    return "its commit would wait for ever" if waits_for_nobody(facts) else sql.hindrance(facts)
 
 
 def role(facts: Facts) -> Check:
@@ -77,6 +85,51 @@ def durability(facts: Facts) -> Check:
     lossy = ". A failover to an asynchronous replica may lose the last moments"
     replicas = "" if facts["synchronous_standby_names"] else lossy
     return green(name, f"fsync is on, synchronous_commit is {commit}{replicas}")
+
+
+def replication(facts: Facts) -> Check:
+    name, standbys, confirming = "replication", facts["standbys"], facts["synchronous_standbys"]
+    if refused := untold(name, standbys, confirming, facts["synchronous_commit"]):
+        return refused
+    if waits_for_nobody(facts):
+        return red(
+            name,
+            f"synchronous_standby_names is {facts['synchronous_standby_names']}, and no such standby is connected: "
+            "every commit waits",
+            "Start the standby, or reset synchronous_standby_names",
+        )
+    if standbys == 0:
+        return green(name, "no standby is connected: nothing to fail over to")
+    many = counted(standbys, "standby")
+    if facts["hidden_standbys"]:
+        return unknown(name, f"{many}; whether they are synchronous is not shown to this user", "GRANT pg_monitor")
+    if confirming == 0:
+        return yellow(
+            name,
+            f"{many}, and none is synchronous: a fail-over can lose the last commits, records and rows, and "
+            "their duplicates run again",
+            "synchronous_standby_names (Patroni: synchronous_mode: true); docs/stores/postgres.md#fail-over",
+        )
+    if facts["synchronous_commit"] not in REPLICATED:
+        return yellow(
+            name,
+            f"{many}, {confirming} of them synchronous, but synchronous_commit is {facts['synchronous_commit']}: "
+            "no commit waits for them, and a fail-over can lose the last ones",
+            "synchronous_commit = on",
+        )
+    return green(name, f"{many}, {confirming} of them synchronous: a fail-over to one loses no confirmed commit")
+
+
+def waits_for_nobody(facts: Facts) -> bool:
+    """Return whether commits wait for a synchronous standby, and none is connected."""
+    return bool(
+        facts.get("synchronous_standby_names")
+        # Without room for a standby, PostgreSQL waits for none.
+        and facts["max_wal_senders"] != "0"
+        and facts["synchronous_commit"] in REPLICATED
+        and facts.get("synchronous_standbys") == 0
+        and facts.get("hidden_standbys") == 0
+    )
 
 
 def isolation(facts: Facts) -> Check:

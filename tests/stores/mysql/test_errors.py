@@ -206,6 +206,28 @@ def test_a_read_only_server_is_told_from_a_primary(worker_type: type[Worker], ow
     refused(worker_type, url, says="perhaps a replica. Nothing ran. Name the primary in the URL")
 
 
+def test_a_connection_whose_server_became_read_only_is_replaced_because_another_may_be_behind_its_name(
+    worker_type: type[Worker], own: Server, set_global: Any
+) -> None:
+    with (
+        closing(worker_type(changed(own.url, user="app", path="/shop"))) as worker,
+        connected(own.url, autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+
+        def opened() -> int:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Connections'")
+            return int(cursor.fetchall()[0][1])
+
+        worker.run(f"{worker_type.__name__} before", Handler())
+        set_global("read_only", "ON")
+        for deliver in (worker.run, worker.transactional):
+            before = opened()
+            with pytest.raises(StoreUnavailable, match="perhaps a replica"):
+                deliver(f"{worker_type.__name__} moved", Handler())
+            assert opened() > before
+
+
 def test_a_server_that_becomes_read_only_is_refused_and_then_used_again(
     worker_type: type[Worker], own: Server, set_global: Any
 ) -> None:
@@ -262,7 +284,8 @@ def test_every_number_has_words_that_are_one_line(number: int) -> None:
         ((1213, 1205, 1020, 1412), ErrorClass.CONFLICT),
         ((2006, 2013, 1927, 4031, 0), ErrorClass.LOST),
         ((1146,), ErrorClass.NO_TABLES),
-        ((1045, 1049, 1142, 1290, 1836, 1114, 1021, 1040, 1203, 1226, 2002, 2003, 1153), ErrorClass.DOWN),
+        ((1290, 1836), ErrorClass.READ_ONLY),
+        ((1045, 1049, 1142, 1792, 1114, 1021, 1040, 1203, 1226, 2002, 2003, 1153), ErrorClass.DOWN),
         ((1062, 1048, 1452, 1406, 1064, 4025), ErrorClass.MISTAKE),
     ],
 )

@@ -65,7 +65,9 @@ MEANINGS: Final[dict[int, ErrorInfo]] = {
         (ErrorClass.DOWN, _REFUSED, (1045, 1130, 1698, 1820, 1862)),
         (ErrorClass.DOWN, _NO_DATABASE, (1046, 1049)),
         (ErrorClass.DOWN, _DENIED, (1044, 1142, 1143, 1227, 1370)),
-        (ErrorClass.DOWN, _READ_ONLY, (1290, 1792, 1836)),
+        (ErrorClass.READ_ONLY, _READ_ONLY, (1290, 1836)),
+        # A transaction that was begun so.
+        (ErrorClass.DOWN, _READ_ONLY, (1792,)),
         (ErrorClass.DOWN, _FULL, (1021, 1037, 1038, 1041, 1114)),
         (ErrorClass.DOWN, _CROWDED, (1040, 1129, 1203, 1226)),
         (ErrorClass.DOWN, _ABSENT, (1047, 2002, 2003, 2005)),

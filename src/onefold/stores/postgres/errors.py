@@ -32,10 +32,11 @@ MEANINGS: Final = {
     "42P01": ErrorInfo(ErrorClass.NO_TABLES, "there are no Onefold tables. Run `onefold schema --store URL --apply`"),
     "40003": ErrorInfo(ErrorClass.LOST, "the server does not know the outcome of the statement"),
     "08": ErrorInfo(ErrorClass.LOST, "the connection was lost"),
+    "57P03": ErrorInfo(ErrorClass.LOST, "the server is starting up, shutting down or recovering"),
     "57P": ErrorInfo(ErrorClass.LOST, "the server ended the connection"),
     "25P03": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that was idle for too long"),
     "25P04": ErrorInfo(ErrorClass.LOST, "the server ended a transaction that took too long"),
-    "25006": ErrorInfo(ErrorClass.DOWN, _READ_ONLY),
+    "25006": ErrorInfo(ErrorClass.READ_ONLY, _READ_ONLY),
     "26000": ErrorInfo(ErrorClass.DOWN, _POOLER),
     "42P05": ErrorInfo(ErrorClass.DOWN, _POOLER),
     "28": ErrorInfo(

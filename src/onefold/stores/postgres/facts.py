@@ -17,10 +17,20 @@ SETTINGS: Final = (
     "server_version",
     "synchronous_commit",
     "synchronous_standby_names",
+    "max_wal_senders",
     "fsync",
     "full_page_writes",
     "transaction_isolation",
     "transaction_read_only",
+)
+
+# Who could take over: not a backup in progress, nor a consumer of logical changes. Without the role pg_monitor a user
+# sees that others are connected, and nothing else about them.
+STANDBYS: Final = ("standbys", "synchronous_standbys", "hidden_standbys")
+_STANDBYS: Final = (
+    "SELECT count(*), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), "
+    "count(*) FILTER (WHERE sync_state IS NULL) FROM pg_stat_replication WHERE coalesce(state, '') <> 'backup' AND "
+    "pid NOT IN (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
 )
 
 PURGE_INDEX: Final = f"{TABLE}_due"
@@ -73,6 +83,7 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     found: dict[str, Any] = {"kind": "postgres", "clock": (yield from sql_facts.moment(database, f"SELECT {NOW}"))}
     settings = ", ".join(f"current_setting('{name}')" for name in SETTINGS)
     found |= yield from sql_facts.row(database, f"SELECT {settings}, pg_is_in_recovery()", (*SETTINGS, "in_recovery"))
+    found |= yield from sql_facts.row(database, _STANDBYS, STANDBYS)
     found |= yield from sql_facts.tables(database)
     if found["version"] and not isinstance(found["version"], Untold):
         found |= yield from _table(database)

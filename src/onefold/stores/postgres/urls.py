@@ -92,6 +92,13 @@ def settings_of(url: str) -> Settings:
     )
 
 
+def one_by_one(url: str) -> list[str]:
+    """Return a URL for each server that this one names, in the same order."""
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    return [parts._replace(netloc=f"{credentials}{at}{host}").geturl() for host in hosts.split(",")]
+
+
 def _checked(ours: dict[str, str]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name in ("auto_schema", "prepare", "purge"):

@@ -133,7 +133,9 @@ class ErrorClass(Enum):
     NO_TABLES = "no tables"
     # The data or the statement is wrong: raise it to its author, because a retry does not help.
     MISTAKE = "mistake"
-    # The database cannot do it now: unreachable, full, read-only, permission denied, wrong password.
+    # The server takes no writes, perhaps since a fail-over: nothing was applied, and a new connection may find another.
+    READ_ONLY = "read-only"
+    # The database cannot do it now: unreachable, full, permission denied, wrong password.
     DOWN = "down"
 
 

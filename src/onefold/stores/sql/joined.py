@@ -134,6 +134,8 @@ class TransactionRules(SqlFlows):
         self.database = database
         self._pool = pool
         self._begun = False
+        # Whether a server has refused our record because it takes no writes.
+        self._refused = False
         self._generation = forks.generation
 
     @property
@@ -165,6 +167,9 @@ class TransactionRules(SqlFlows):
             try:
                 if self._begun:
                     yield self.let_go
+                if self._refused:
+                    # Our own connection, which is idle now, among them.
+                    yield self._pool.drop_idle
                 self.conn = yield partial(self._borrow, self._pool.acquire())
                 self._begun, self._check, self._spoiled = True, None, False
                 yield self.conn.begin
@@ -231,13 +236,24 @@ class TransactionRules(SqlFlows):
         ):
             yield from self._undo_handler()
             return False
-        again = tries_again(error, self.database, self.conn) and not self._spoiled
+        again = (tries_again(error, self.database, self.conn) or self._is_refused(error)) and not self._spoiled
         tell_if_ended(error, self.database, self.conn, spoiled=self._spoiled)
         yield from self._undo()
         if self.conn.transaction_status() is TransactionStatus.BROKEN:
             # The idle connections of the pool were probably lost with it.
             yield self._pool.drop_idle
         return again
+
+    def _is_refused(self, error: BaseException) -> bool:
+        """Return whether the server took no record of ours, for the first time: another one may, after a fail-over.
+
+        An error of the handler's own statement is its author's: our record was written before.
+        """
+        info = cause_of(error, self.database)
+        if not isinstance(error, OnefoldError) or info is None or info.kind is not ErrorClass.READ_ONLY:
+            return False
+        before, self._refused = self._refused, True
+        return not before
 
     def _undo_handler(self) -> Flow[None]:
         try:

@@ -50,6 +50,9 @@ CONFLICTS_MAX: Final = 8
 # An annotation waits for a connection no longer than the end of a claim with this lease: somebody waits for an answer.
 ANNOTATION_SECONDS: Final = 1.0
 
+# After these a connection to the same or to another server may do better; those that are idle are like the failed one.
+NEW_CONNECTION: Final = (ErrorClass.LOST, ErrorClass.READ_ONLY)
+
 # Somebody may drop the tables after a store has found them; one more look is enough to notice, and to create them.
 LOOKS_MAX: Final = 2
 
@@ -196,7 +199,7 @@ class SqlRules:
                 return (yield partial(self._run_on, pool, flow_on))  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 self._forget_tables(error)
-                if attempts.failed(error) is ErrorClass.LOST:
+                if attempts.failed(error) in NEW_CONNECTION:
                     yield pool.drop_idle
 
     def _forget_tables(self, error: Exception) -> None:
@@ -434,11 +437,15 @@ class AsyncSqlStore(SqlRules):
 
 
 class Attempts:
-    """The retry budget of one operation: once after a lost connection, a few times after conflicts."""
+    """The retry budget of one operation: once on a new connection, a few times after conflicts."""
 
     def __init__(self, database: Database, looks: int) -> None:
         self._database = database
-        self._left = {ErrorClass.LOST: 1, ErrorClass.CONFLICT: CONFLICTS_MAX, ErrorClass.NO_TABLES: looks - 1}
+        self._left = {
+            **dict.fromkeys(NEW_CONNECTION, 1),
+            ErrorClass.CONFLICT: CONFLICTS_MAX,
+            ErrorClass.NO_TABLES: looks - 1,
+        }
 
     def failed(self, error: Exception) -> ErrorClass:
         """Return the reason to send it again; if there is none, raise the error for the caller."""

@@ -18,6 +18,7 @@ from onefold.stores.postgres.urls import (
     CONNECT_SECONDS,
     Settings,
     check_options,
+    one_by_one,
     unreadable,
 )
 from onefold.stores.sql.connection import TransactionStatus
@@ -27,6 +28,12 @@ __all__ = ["AsyncOpener", "CallersPool", "classify"]
 
 # How many prepared statements a connection caches; asyncpg's own default.
 PREPARED_MAX: Final = 100
+
+# Why there is no connection. The last one: the server is not of the kind that target_session_attrs asks for.
+NOT_CONNECTED: Final = (
+    *(OSError, asyncpg.PostgresError, asyncpg.InterfaceError),
+    asyncpg.TargetServerAttributeNotMatched,
+)
 
 
 class AsyncOpener:
@@ -55,9 +62,20 @@ class AsyncOpener:
         return AsyncpgConnection(connection, self._isolation, session.where)
 
     async def _connected(self, *, prepare: bool) -> Any:
+        """Connect to the first server that answers and is of the wanted kind.
+
+        asyncpg's own time limit is for all of them together: one that is frozen would hide the next.
+        """
+        *first, last = one_by_one(self._settings.url)
+        for url in first:
+            with suppress(StoreUnavailable):
+                return await self._connected_to(url, prepare=prepare)
+        return await self._connected_to(last, prepare=prepare)
+
+    async def _connected_to(self, url: str, *, prepare: bool) -> Any:
         try:
             return await asyncpg.connect(
-                self._settings.url,
+                url,
                 timeout=CONNECT_SECONDS,
                 connection_class=Own,
                 statement_cache_size=PREPARED_MAX if prepare else 0,
@@ -66,7 +84,7 @@ class AsyncOpener:
         except (asyncpg.ClientConfigurationError, ValueError):
             # Without its cause, which quotes the URL.
             raise unreadable() from None
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except NOT_CONNECTED as error:
             raise unreachable(self._settings.name, error) from error
 
 
@@ -97,7 +115,7 @@ class CallersPool:
             raise StoreUnavailable.unreached(
                 f"PostgreSQL: your pool gave no connection within {PATIENCE:g} s. Nothing ran. Is it large enough?"
             ) from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except NOT_CONNECTED as error:
             raise unreachable("PostgreSQL, through your pool", error) from error
 
     async def drop_idle(self) -> None:
@@ -112,7 +130,7 @@ class CallersPool:
         pool = self._pool
         try:
             connection = await pool._get_new_connection()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except NOT_CONNECTED as error:
             raise unreachable("PostgreSQL, by the settings of your pool", error) from error
         if pool._setup is not None:
             # The setup may determine where the tables are: SET ROLE, SET search_path.
@@ -130,6 +148,8 @@ def unreachable(name: str, error: Exception) -> StoreUnavailable:
         message = meaning(error.sqlstate, str(error)).message
     elif isinstance(error, TimeoutError):
         message = f"no answer within {CONNECT_SECONDS:g} s"
+    elif isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        message = "no server is of the kind that target_session_attrs asks for; perhaps a fail-over is under way"
     else:
         message = one_line(str(error))
     return StoreUnavailable.unreached(
