@@ -8,6 +8,7 @@ million can be delivered again, and none has to be remembered.
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import sqlite3
 import time
@@ -20,6 +21,8 @@ from urllib.parse import urlsplit
 from onefold import Guard
 from services import postgres, redis
 from services.house import House, whole
+from services.processes import descendants
+from services.servers import Server
 
 OPERATION: Final = "charge"
 TEMPLATE: Final = "00000000-0000-4000-8000-000000000000"
@@ -72,6 +75,8 @@ class Places(NamedTuple):
     name: str
     version: str
     new: Callable[[], Place]
+    # The processor time that the server has taken so far, if there is one.
+    cpu_seconds: Callable[[], float | None] = lambda: None
 
 
 def key_of(number: int) -> str:
@@ -161,7 +166,7 @@ _NUMBERS: Final = (
 def postgres_places(house: House) -> Iterator[Places]:
     server = whole(house.home, lambda home: postgres.start_postgres(home, **POSTGRES_SETTINGS))
     try:
-        yield Places("postgres", f"PostgreSQL {server.version}", lambda: PostgresPlace(server))
+        yield Places("postgres", f"PostgreSQL {server.version}", lambda: PostgresPlace(server), _cpu_seconds(server))
     finally:
         server.end()
 
@@ -261,6 +266,7 @@ def redis_places(house: House) -> Iterator[Places]:
             "redis",
             f"Redis {server.version}",
             lambda: RedisPlace(place._replace(path=f"/{next(numbers)}").geturl()),
+            _cpu_seconds(server),
         )
     finally:
         server.end()
@@ -321,6 +327,26 @@ def sqlite_places(house: House) -> Iterator[Places]:
     yield Places(
         "sqlite", f"SQLite {sqlite3.sqlite_version}", lambda: SqlitePlace(folder / f"onefold-{next(numbers)}.db")
     )
+
+
+def _cpu_seconds(server: Server) -> Callable[[], float | None]:
+    """Return what tells the processor time of a server: of its processes, and of those that have ended below them."""
+
+    def taken() -> float | None:
+        try:
+            return sum(
+                _cpu_ticks(pid) for daemon in server.daemons for pid in (daemon.pid, *descendants(daemon.pid))
+            ) / (os.sysconf("SC_CLK_TCK"))
+        except OSError:
+            return None  # Only Linux tells, in /proc; or one of them has just ended.
+
+    return taken
+
+
+def _cpu_ticks(pid: int) -> int:
+    # After the name, which may hold anything: the time in the program and in the kernel, and both of ended children.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15]))
 
 
 STORES: Final = {"postgres": postgres_places, "redis": redis_places, "sqlite": sqlite_places}

@@ -49,6 +49,7 @@ class Grown(NamedTuple):
     bytes: float
     index_bytes: float | None
     log_bytes: float | None
+    cpu_seconds: float | None
 
     @property
     def ratio(self) -> float:
@@ -74,6 +75,7 @@ class Grown(NamedTuple):
             "bytes": round(self.bytes, 1),
             "index_bytes": None if self.index_bytes is None else round(self.index_bytes, 1),
             "log_bytes_per_first_call": None if self.log_bytes is None else round(self.log_bytes),
+            "server_cpu_us_per_first_call": None if self.cpu_seconds is None else _us(self.cpu_seconds),
         }
 
 
@@ -93,9 +95,9 @@ def measure(places: Places, sizes: tuple[int, ...], rounds: int, progress: Progr
         after = place.sizes()
         filled, taken = records, taken + after.bytes - before
         progress(f"{places.name}, measuring at {records:,}", 0, rounds)
-        small, large, log_bytes = _in_turn(reference, place, records, rounds)
+        small, large = _in_turn(reference, place, records, rounds)
         index = None if after.index_bytes is None else after.index_bytes / records
-        yield Grown(places.name, records, large, small, taken / records, index, log_bytes)
+        yield Grown(places.name, records, large, small, taken / records, index, *_of_the_server(places, place, rounds))
 
 
 def bytes_with_fingerprint(places: Places, records: int, progress: Progress) -> float:
@@ -135,8 +137,8 @@ def _never() -> None:
     raise AssertionError("a record that was filled in has run")
 
 
-def _in_turn(reference: Place, place: Place, records: int, rounds: int) -> tuple[Times, Times, float | None]:
-    """Deliver new keys to both in turn, then known ones; return the times, and the log that a first call writes."""
+def _in_turn(reference: Place, place: Place, records: int, rounds: int) -> tuple[Times, Times]:
+    """Deliver new keys to both in turn, then known ones."""
     with ExitStack() as guards:
         small, large = (guards.enter_context(Guard(one.url)) for one in (reference, place))
         times = {small: Times([], [], []), large: Times([], [], [])}
@@ -147,8 +149,7 @@ def _in_turn(reference: Place, place: Place, records: int, rounds: int) -> tuple
         for _ in range(rounds + WARM_UP_ROUNDS):
             for guard, known in ((small, REFERENCE), (large, records)):
                 _duplicate(guard, times[guard], key_of(chosen.randrange(known)))
-        log_bytes = _log_bytes(large, place, rounds)
-    return _warm(times[small]), _warm(times[large]), log_bytes
+    return _warm(times[small]), _warm(times[large])
 
 
 def _first(guard: Guard, times: Times) -> None:
@@ -172,12 +173,20 @@ def _duplicate(guard: Guard, times: Times, key: str) -> None:
         raise AssertionError("a known key was not replayed")
 
 
-def _log_bytes(guard: Guard, place: Place, rounds: int) -> float | None:
-    before = place.log_bytes()
-    unused = Times([], [], [])
-    for _ in range(rounds if before is not None else 0):
-        _first(guard, unused)
-    after = place.log_bytes()
+def _of_the_server(places: Places, place: Place, rounds: int) -> tuple[float | None, float | None]:
+    """Return the log that a first call writes, and the processor time that it takes of the server."""
+    log_before, cpu_before = place.log_bytes(), places.cpu_seconds()
+    if log_before is None and cpu_before is None:
+        return None, None
+    with Guard(place.url) as guard:
+        unused = Times([], [], [])
+        for _ in range(rounds):
+            _first(guard, unused)
+        cpu_after = places.cpu_seconds()
+    return _each(log_before, place.log_bytes(), rounds), _each(cpu_before, cpu_after, rounds)
+
+
+def _each(before: float | None, after: float | None, rounds: int) -> float | None:
     return None if before is None or after is None else (after - before) / rounds
 
 

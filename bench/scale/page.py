@@ -36,7 +36,7 @@ by page, and random keys leave nearly each of them on a page of its own.
 """
 
 BYTES: Final = """
-## Bytes per record
+## Bytes per record, and the server's work
 
 ![Bytes per record](scale-bytes.svg)
 
@@ -44,7 +44,7 @@ A finished record without a result. PostgreSQL: table and indexes after `VACUUM`
 as random keys leave it (70 %). Redis: `used_memory`; the index is its two hash tables and their entries, whose arrays
 double at powers of two. SQLite: the file. The log is what PostgreSQL writes to its WAL for a first call soon after a
 checkpoint, when nearly each page that a random key touches is logged as a whole; the more deliveries there are
-between two checkpoints, the less it is.
+between two checkpoints, the less it is. The processor time is that of the server's processes.
 """
 
 WAITERS: Final = """
@@ -129,11 +129,15 @@ def _growth_table(rows: list[dict[str, Any]]) -> str:
 def _bytes_table(document: dict[str, Any]) -> str:
     rows = []
     for row in document["growth"]:
-        index, log = row["index_bytes"], row["log_bytes_per_first_call"]
-        last = ["" if index is None else f"{index:.0f}", "" if log is None else f"{log:,}"]
+        names = ("index_bytes", "log_bytes_per_first_call", "server_cpu_us_per_first_call")
+        last = ["" if row.get(name) is None else f"{row[name]:,.0f}" for name in names]
+        last[2] += " µs" if last[2] else ""
         rows.append([NAMES[row["store"]], *_bytes_cells(row), *last])
-    rows += [[f"{NAMES[one['store']]}, with a fingerprint", *_bytes_cells(one), "", ""] for one in document["bytes"]]
-    return _table(["store", "records", "bytes", "at most", "of it the index", "log of a first call"], rows)
+    rows += [
+        [f"{NAMES[one['store']]}, with a fingerprint", *_bytes_cells(one), "", "", ""] for one in document["bytes"]
+    ]
+    last = ["of it the index", "log of a first call", "processor of a first call"]
+    return _table(["store", "records", "bytes", "at most", *last], rows)
 
 
 def _bytes_cells(row: dict[str, Any]) -> list[str]:

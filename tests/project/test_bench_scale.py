@@ -119,7 +119,7 @@ def test_what_is_saved_is_what_was_measured(tmp_path: Path) -> None:
 def test_a_ratio_above_the_bar_is_missed_and_the_page_says_so() -> None:
     slow, quick = (growth.Times([seconds], [seconds], [seconds]) for seconds in (1.6e-3, 1e-3))
 
-    row = growth.Grown("sqlite", 1_000, slow, quick, 200.0, None, None).as_json()
+    row = growth.Grown("sqlite", 1_000, slow, quick, 200.0, None, None, None).as_json()
 
     assert (row["ratio"], row["met"]) == (1.6, False)
     assert "1.60 | 1.5: missed" in page(document() | {"growth": [row]})
