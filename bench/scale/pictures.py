@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
-WIDTH: Final = 760
+WIDTH: Final = 860
 LEFT: Final = 220
 RIGHT: Final = 150
 TOP: Final = 56

@@ -78,7 +78,7 @@ _POSTGRES: Final = Costs(
     first_seconds=1 / 850,
     duplicate_seconds=1 / 4600,
     server_seconds=0.00042,
-    log_bytes=(1_500, 14_000),
+    log_bytes=(740, 6_300),
     purge_per_second=55_000,
     sources={
         "bytes_by_result": "docs/stores/postgres.md#how-large",
