@@ -128,9 +128,7 @@ def _check(place: Place, records: int) -> None:
     """What was filled in must be what a delivery leaves: a guard replays it."""
     with Guard(place.url) as guard:
         for number in random.Random(records).sample(range(records), min(20, records)):
-            outcome = guard.run(OPERATION, key_of(number), _never)
-            if not outcome.replayed:
-                raise AssertionError(f"record {number} of {records} is not replayed")
+            guard.run(OPERATION, key_of(number), _never)
 
 
 def _never() -> None:

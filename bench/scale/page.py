@@ -41,10 +41,11 @@ BYTES: Final = """
 ![Bytes per record](scale-bytes.svg)
 
 A finished record without a result. PostgreSQL: table and indexes after `VACUUM`, with the primary key's index as full
-as random keys leave it (70 %). Redis: `used_memory`; the index is its two hash tables and their entries, whose arrays
-double at powers of two. SQLite: the file. The log is what PostgreSQL writes to its WAL for a first call soon after a
-checkpoint, when nearly each page that a random key touches is logged as a whole; the more deliveries there are
-between two checkpoints, the less it is. The processor time is that of the server's processes.
+as random keys leave it (70 %); copies lack the slack that the update of a finish leaves, with which real deliveries
+take [254](../stores/postgres.md#how-large). Redis: `used_memory`; the index is its two hash tables and their entries,
+whose arrays double at powers of two. SQLite: the file. The log is what PostgreSQL writes to its WAL for a first call
+soon after a checkpoint, when nearly each page that a random key touches is logged as a whole; the more deliveries
+there are between two checkpoints, the less it is. The processor time is that of the server's processes.
 """
 
 WAITERS: Final = """
