@@ -31,8 +31,7 @@ a busy machine, too, where times cannot. New keys are random UUIDs; duplicates a
 records are copies of one that a delivery has left, loaded in bulk, with a key, a token and times of their own; some of
 them are delivered again, and must be replayed, before anything is measured.
 
-The mean counts what a few calls pay for all: on SQLite, about every three hundredth moves its log into the file, page
-by page, and random keys leave nearly each of them on a page of its own.
+The mean counts what a few calls pay for all, such as a checkpoint, and whatever else interrupts the machine.
 """
 
 BYTES: Final = """
