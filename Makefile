@@ -15,7 +15,7 @@ SUDO ?= $(if $(shell command -v apt-get),$(if $(filter-out 0,$(shell id -u)),sud
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types services services-down services-install simulate soak mutate bench-quick docs format wheel dist clean
+.PHONY: help demo test test-all lint types services services-down services-install simulate soak mutate bench-quick bench-scale docs format wheel dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ mutate: $(READY)  ## break the library in fifty places, one at a time: which bre
 
 bench-quick: $(READY)  ## what a guard costs on each store, against the raw driver: ratios, in a minute
 	$(BIN)/python -m bench.quick $(ARGS)
+
+bench-scale: $(READY)  ## the cost at 10 thousand to 10 million records, of waiting duplicates, and of a purge (ARGS=--quick; --save)
+	$(BIN)/python -m bench.scale $(ARGS)
 
 docs: $(READY)  ## regenerate the parts of the documentation that come from the source
 	$(BIN)/python docs/generate.py

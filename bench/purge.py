@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with closing(House()) as house, house.own("postgres") as server:
         measured = measure(server.url, asked.rows, asked.seconds, asked.batch)
     if asked.format == "json":
-        print(json.dumps(_as_json(measured), indent=2))
+        print(json.dumps(as_json(measured), indent=2))
     else:
         _show(measured)
     return 0
@@ -239,7 +239,7 @@ def _show(measured: Measured) -> None:
     console.print(f"load of the machine: {measured.load[0]:.1f} at the beginning, {measured.load[1]:.1f} at the end")
 
 
-def _as_json(measured: Measured) -> dict[str, Any]:
+def as_json(measured: Measured) -> dict[str, Any]:
     return {
         "rows": measured.rows,
         "purged": measured.purged._asdict(),

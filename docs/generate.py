@@ -19,6 +19,7 @@ from typing import Any
 import onefold
 from onefold import errors
 from onefold._delivery.decide import AFTER, FOUND, transitions
+from onefold.sizing import COSTS, Workload, size
 from onefold.testing.simulate import STATEMENTS
 
 HERE = Path(__file__).parent
@@ -313,11 +314,31 @@ def _place(path: Path) -> str:
     return inside.with_name(inside.stem.removeprefix("test_")).as_posix()
 
 
+# Of the pages about each store; Valkey has none of its own.
+PAGES_OF_STORES = {"valkey": "redis"}
+
+
+def sizing() -> str:
+    """The bytes of a record on each store, and a week of a million a day, by the capacity model."""
+    week = Workload(rate=1e6 / 86_400, keep=7 * 86_400.0)
+    rows = []
+    for name, costs in COSTS.items():
+        found = size(week, costs)
+        assert found.bytes is not None
+        each = found.record_bytes - costs.billed_bytes
+        added = f", and {costs.billed_bytes:.0f} that AWS adds to each" if costs.billed_bytes else ""
+        where = " of memory" if costs.in_memory else ""
+        page = f"[{costs.name}](stores/{PAGES_OF_STORES.get(name, name)}.md)"
+        rows.append(f"| {page} | {each:.0f}{added} | {found.bytes / 1e9:.1f} GB{where} |")
+    return "\n".join(["| store | bytes per record | a million a day, kept 7 days |", "| --- | --- | --- |", *rows])
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "architecture.md": {"rooms": rooms, "purposes": purposes},
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
     "reference.md": {"names": names, "calls": calls},
     "guarantees.md": {"statements": statements, "meanings": meanings},
+    "operations.md": {"sizing": sizing},
     "edge-cases.md": {},
     "seeds.md": {},
 }

@@ -39,13 +39,14 @@ SETTINGS = {
 }
 
 
-def start_postgres(home: Home) -> Server:
+def start_postgres(home: Home, **settings: str) -> Server:
+    """Start a server, with these settings beside or instead of our own."""
     binaries = programs()
     folder, port, password = home.room("postgres"), free_port(), secrets.token_hex(8)
     give_to_nobody(folder)
     _prepare(binaries, folder, password)
     url = f"postgresql://{USER}:{password}@{HOST}:{port}/postgres"
-    options = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+    options = [word for name, value in (SETTINGS | settings).items() for word in ("-c", f"{name}={value}")]
     daemon = Daemon(
         "postgres",
         [str(binaries / "postgres"), "-D", "data", "-p", str(port), *options],

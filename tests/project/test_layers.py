@@ -100,6 +100,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Which URLs need an event loop is known to the kinds of stores.
     "metrics": PUBLIC | {"stores"},
     "trace": PUBLIC | {"health", "metrics"},
+    # Numbers and sums: it opens nothing.
+    "sizing": set(),
     # Schemas of ours, written by the tools of others.
     "alembic": {"stores", "stores.sqlalchemy"},
     "django*": {"stores", "stores.django"},
@@ -110,7 +112,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What a bypass that died has left, and which records keep intents, only those who write them know.
     "cli._common.record_text": PUBLIC | {"_delivery", "http._shared", "cli._common"},
     "cli.commands": PUBLIC
-    | {"cli._common", "config", "health", "lint", "maintenance", "stores", "testing.simulate", "trace"},
+    | {"cli._common", "config", "health", "lint", "maintenance", "sizing", "stores"}
+    | {"testing.simulate", "trace"},
     "testing": PUBLIC | {"stores", "testing.promises"},
     "testing.promises": PUBLIC | {"_model"},
     # It runs the production flows, and so it has to reach them.

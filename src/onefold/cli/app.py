@@ -25,6 +25,7 @@ from onefold.cli.commands.lint import lint
 from onefold.cli.commands.purge import purge
 from onefold.cli.commands.resolve import resolve
 from onefold.cli.commands.schema import schema
+from onefold.cli.commands.size import size_command
 from onefold.cli.commands.stats import stats
 from onefold.cli.commands.top import top
 from onefold.cli.commands.trace import trace
@@ -151,6 +152,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "schema": Command(schema, Tables.CREATES, "onefold schema --store sqlite:///onefold.db --apply"),
     "trace": Command(trace, Tables.NONE, "onefold trace app.jsonl gateway.jsonl worker.jsonl --svg leaks.svg"),
     "lint": Command(lint, Tables.NONE, "onefold lint onefold.yaml --format github"),
+    "size": Command(size_command, Tables.NONE, "onefold size --rate 2000/s --keep 30d --store postgres"),
     "simulate": Command(simulate.simulate, Tables.NONE, "onefold simulate --deep"),
 }
 
