@@ -445,7 +445,7 @@ COSTS: dict[str, tuple[Handler, int]] = {
     "new": (Handler(None), 2),
     "new, with a result": (Handler("receipt"), 2),
     "new, and it fails": (Handler(error=ValueError()), 2),
-    "known": (Handler(None), 2),
+    "known": (Handler(None), 1),
 }
 
 

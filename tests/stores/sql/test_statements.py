@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from onefold._model import Address, Entry, Record, State
+from onefold._model import Address, Claim, Ending, Entry, Record, State
 from onefold.stores.mysql.dialect import MARIADB, MYSQL
-from onefold.stores.postgres import batch
+from onefold.stores.postgres import batch, usual
 from onefold.stores.postgres.dialect import POSTGRES
-from onefold.stores.sql.dialect import Dialect
+from onefold.stores.sql.dialect import Dialect, SqlRequest
 from onefold.stores.sql.records import ADDRESS, COLUMNS, PLACEHOLDER, READ, WRITTEN, put
 from onefold.stores.sqlite.dialect import SQLITE
 
@@ -25,6 +26,7 @@ ADDED = {"PostgreSQL": {"due", "held"}}
 UPDATES = {
     **{name: getattr(POSTGRES, name) for name in ("replace", "renew", "end", "end_joined", "leave_open")},
     **{name: getattr(batch, name) for name in ("_EXTEND_ALL", "_EXTEND_WAITING", "_CLOSE_ALL")},
+    "usual.END": usual.END,
 }
 
 
@@ -58,13 +60,12 @@ def test_what_postgres_looks_up_records_by_is_never_left_behind(name: str) -> No
     assert ("held" in assigned) is ("state" in assigned)
 
 
-# What the short INSERT writes by itself.
-USUAL = {"address", "fingerprint", "ttl", "token"}
+# What the short INSERTs write by themselves: a lease, if it is running.
+USUAL = {"address", "fingerprint", "lease", "ttl", "token"}
 
 OTHER: dict[str, Any] = {
     "state": State.HELD,
     "attempt": 2,
-    "lease": 1.0,
     "age": 1.0,
     "bypasses": 1,
     "notes": b"",
@@ -74,12 +75,29 @@ OTHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", sorted(set(Entry.__struct_fields__) - USUAL))
-def test_what_the_short_insert_of_postgres_does_not_write_goes_by_the_long_one(field: str) -> None:
-    usual = Entry(address=Address("", "charge", "pay_1"), token=b"t", state=State.DONE)
+def first(flow: Generator[Any, Any, Any]) -> SqlRequest:
+    request: SqlRequest = next(flow)
+    return request
 
-    assert POSTGRES._writing(usual).statement == POSTGRES.insert_usual
-    assert POSTGRES._writing(replace(usual, **{field: OTHER[field]})).statement == POSTGRES.insert_new
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.DONE])
+@pytest.mark.parametrize("field", sorted(set(Entry.__struct_fields__) - USUAL))
+def test_what_the_short_inserts_of_postgres_do_not_write_goes_by_the_long_ones(field: str, state: State) -> None:
+    plain = Entry(address=Address("", "charge", "pay_1"), token=b"t", state=state, lease=30.0)
+    other = replace(plain, **{field: OTHER[field]})
+    short = usual.INSERT_RUNNING if state is State.RUNNING else usual.INSERT_DONE
+
+    assert first(POSTGRES.claim(plain)).statement == first(POSTGRES.claim_joined(plain)).statement == short
+    assert first(POSTGRES.claim(other)).statement == POSTGRES.insert
+    assert first(POSTGRES.claim_joined(other)).statement == POSTGRES.insert_new
+
+
+@pytest.mark.parametrize("field", sorted(set(Ending.__struct_fields__) - {"ttl"}))
+def test_an_ending_that_stores_something_goes_by_the_long_update(field: str) -> None:
+    claim, plain = Claim(Address("", "charge", "pay_1"), b"t"), Ending(state=State.DONE, ttl=60.0)
+
+    assert POSTGRES.closing(claim, plain).statement == usual.END
+    assert POSTGRES.closing(claim, replace(plain, **{field: OTHER[field]})).statement == POSTGRES.end
 
 
 def test_a_statement_without_the_place_that_is_to_be_put_is_refused() -> None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from msgspec.structs import fields
-
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, State
+from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.stores.postgres import batch as many
+from onefold.stores.postgres import usual
 from onefold.stores.postgres.errors import LOCKED, code_of
 from onefold.stores.postgres.fragments import (
     AT_ADDRESS,
-    DUE,
     DUE_SECONDS,
     ENDED,
     INTO,
@@ -34,7 +31,7 @@ from onefold.stores.postgres.fragments import (
 )
 from onefold.stores.sql.dialect import GONE_MARK, Dialect, Reply, SqlFlow, SqlRequest
 from onefold.stores.sql.locked import RowHeld
-from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, Parameters, of_address, of_claim, of_entry
+from onefold.stores.sql.records import ALIVE, AT, OF_TOKEN, TABLE, of_address, of_claim, of_entry, record
 
 if TYPE_CHECKING:
     from onefold.stores.samples.table import TableSampler
@@ -124,16 +121,9 @@ class Postgres(Dialect):
         "SELECT * FROM found UNION ALL SELECT * FROM written"
     )
 
-    # A refused insert has waited for the other transaction, if it was open, and holds no lock.
+    # For a record that is probably new, in the transaction of the work. See `usual.inserting`.
     insert_new: ClassVar[str] = typed(
         f"INSERT INTO {TABLE} ({INTO}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
-    )
-
-    # `insert_new` for a plain record, as nearly all are: fewer values, and less work for the server.
-    insert_usual: ClassVar[str] = typed(
-        f"INSERT INTO {TABLE} ({AT_ADDRESS}, state, attempt, began, changed, expires, due, remark, revision, token, "
-        f"fingerprint) VALUES (:scope, :operation, :key, 'done', 1, :now, :now, :now + :ttl, {DUE}, '', 1, :token, "
-        f":fingerprint) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
     look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}")
@@ -162,12 +152,30 @@ class Postgres(Dialect):
     def in_state(self, state: State) -> str:
         return "held" if state is State.HELD else super().in_state(state)
 
+    def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
+        if replacing is None and usual.is_usual(entry):
+            reply: Reply = yield usual.writing(entry)
+            if not reply.rows:
+                return None
+            if reply.rows[0][0] is not None:
+                found = record(entry.address, reply.rows[0])
+                if found.ttl_left > 0:
+                    return None if entry.is_own(found.token) else found
+        # Nearly all have returned. A record that has expired is replaced; and one that a transaction has just written,
+        # for which the statement has waited, is visible to the next statement.
+        return (yield from super().claim(entry, replacing))
+
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
-        if replacing is None:
-            reply: Reply = yield self._writing(entry)
+        if replacing is None and not usual.is_usual(entry):
+            reply: Reply = yield SqlRequest(self.insert_new, of_entry(entry))
             if reply.written == 1:
                 return None
         return (yield from self.claim(entry, replacing))
+
+    def closing(self, claim: Claim, by: Ending | Released | None) -> SqlRequest:
+        if isinstance(by, Ending) and usual.is_plain(by):
+            return usual.closing(claim, by)
+        return super().closing(claim, by)
 
     # No savepoint: each would be a subtransaction with a number of its own.
 
@@ -196,11 +204,6 @@ class Postgres(Dialect):
 
     def says_gone(self, error: BaseException) -> bool:
         return f'"{GONE_MARK} ' in str(error)
-
-    def _writing(self, entry: Entry) -> SqlRequest:
-        if _is_usual(entry):
-            return SqlRequest(self.insert_usual, _of_usual(entry))
-        return SqlRequest(self.insert_new, of_entry(entry))
 
     def background_purge(self, limit: int) -> SqlFlow[int]:
         reply: Reply = yield SqlRequest(self.remove_near, {"limit": limit})
@@ -266,26 +269,6 @@ class Postgres(Dialect):
                 raise
             raise RowHeld.of(claim) from error
         return reply
-
-
-# `insert_usual` stores these of an entry, and every other field at its default.
-_STORED: Final = ("address", "token", "state", "ttl", "fingerprint")
-_OTHERS: Final = [field for field in fields(Entry) if field.name not in _STORED]
-_others: Final = attrgetter(*(field.name for field in _OTHERS))
-_DEFAULTS: Final = tuple(field.default for field in _OTHERS)
-
-
-def _is_usual(entry: Entry) -> bool:
-    """Return whether `insert_usual` covers the entry: done at once, first attempt, and nothing else to store."""
-    return entry.state is State.DONE and bool(_others(entry) == _DEFAULTS)
-
-
-def _of_usual(entry: Entry) -> Parameters:
-    return of_address(entry.address) | {
-        "ttl": None if math.isinf(entry.ttl) else entry.ttl,
-        "token": entry.token,
-        "fingerprint": entry.fingerprint,
-    }
 
 
 def _text(value: str) -> str:

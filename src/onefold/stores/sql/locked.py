@@ -42,6 +42,9 @@ class Leases:
 
         If so, the claim has to be sent after that wait; `cared_for` reports its end.
         """
+        if lease >= self._cared_for:
+            # As nearly all are: an operation has one lease, and it was met before.
+            return False
         self.shortest = min(self.shortest, lease)
         return longest_wait(lease) < longest_wait(self._cared_for)
 

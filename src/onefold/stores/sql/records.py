@@ -105,7 +105,7 @@ def of_entry(entry: Entry, replacing: Record | None = None) -> Parameters:
     values = asdict(entry)
     values |= of_address(values.pop("address"))
     values["state"] = entry.state.value
-    values["ttl"] = _stored_ttl(entry.ttl, entry.state)
+    values["ttl"] = stored_ttl(entry.ttl, entry.state)
     values["omitted"] = int(entry.omitted)
     values["revision"] = entry.revision_after(replacing)
     return values if replacing is None else values | of_seen(replacing)
@@ -120,7 +120,7 @@ def of_claim(claim: Claim) -> Parameters:
     return of_address(claim.address) | {
         "token": claim.token,
         "lease": claim.lease,
-        "ttl": _stored_ttl(claim.ttl, State.RUNNING),
+        "ttl": stored_ttl(claim.ttl, State.RUNNING),
     }
 
 
@@ -132,14 +132,14 @@ def of_notes(notes: bytes | None) -> Parameters:
 def of_ending(ending: Ending) -> Parameters:
     values = asdict(ending)
     values["state"] = ending.state.value
-    values["ttl"] = _stored_ttl(ending.ttl, ending.state)
+    values["ttl"] = stored_ttl(ending.ttl, ending.state)
     values["omitted"] = int(ending.omitted)
     return values
 
 
 def of_released(released: Released) -> Parameters:
     values = asdict(released)
-    values["ttl"] = _stored_ttl(released.ttl, State.OPEN)
+    values["ttl"] = stored_ttl(released.ttl, State.OPEN)
     return values
 
 
@@ -176,7 +176,8 @@ def records(rows: Iterable[Sequence[Any]]) -> list[Record]:
     return [record(Address(*row[:3]), row[3:]) for row in rows]
 
 
-def _stored_ttl(ttl: float, state: State) -> float | None:
+def stored_ttl(ttl: float, state: State) -> float | None:
+    """Return the duration as it is stored: NULL for forever, or a very long time while it runs or is held."""
     if not math.isinf(ttl):
         return ttl
     return IN_DOUBT_SECONDS if state in (State.RUNNING, State.HELD) else None

@@ -82,11 +82,20 @@ class SqlRules:
         """Return the pool for operations that end or renew these claims."""
         raise NotImplementedError
 
-    def _claim(self, entry: Entry, replacing: Record | None) -> Flow[Record | Gone | None]:
+    def _is_ready(self, entry: Entry) -> bool:
+        """Return whether nothing has to be done before or after this claim: as for nearly all of them.
+
+        Then it is sent at once; an error goes to the flow of the operation, which may send it again.
+        """
+        return self._looked and entry.state is RUNNING and not self._leases.meet(entry.lease) and self._renewals.is_held
+
+    def _claim(
+        self, entry: Entry, replacing: Record | None, failed: list[Exception] | None = None
+    ) -> Flow[Record | Gone | None]:
         if entry.state is RUNNING:
             yield from self._reserve([entry])
         answer: Record | Gone | None
-        answer = yield from self._send(lambda _: self.database.sql.claim(entry, replacing), self._pool)
+        answer = yield from self._send(lambda _: self.database.sql.claim(entry, replacing), self._pool, failed=failed)
         if entry.state is State.DONE:
             yield from self._purge_a_little(1)
         return answer
@@ -112,7 +121,7 @@ class SqlRules:
         found = yield from self._send(lambda _: self.database.sql.extend_all(claims, shortest), self._renewals)
         return all_known(found)
 
-    def _close(self, claim: Claim, by: Ending | Released | None) -> Flow[bool]:
+    def _close(self, claim: Claim, by: Ending | Released | None, failed: list[Exception] | None = None) -> Flow[bool]:
         """End a claim, on the reserved connection if handlers hold all others."""
         claims = [claim]
 
@@ -121,7 +130,7 @@ class SqlRules:
             return sql.finish(claim, by) if isinstance(by, Ending) else sql.release(claim, by)
 
         try:
-            answer = yield from self._send(flow_on, self._for_endings(claims))
+            answer = yield from self._send(flow_on, self._for_endings(claims), failed=failed)
         except StoreUnavailable as error:
             self._check_for_reserve(error)
         else:
@@ -173,9 +182,14 @@ class SqlRules:
 
     def _purge_a_little(self, ended: int = 1, claims: Sequence[Claim] = ()) -> Flow[None]:
         """Purge a batch, now and then, after deliveries have ended: those of these claims, or of a transaction."""
-        due = background_purge.batches_due(ended) if self.database.purges else 0
-        if due == 0:
-            return
+        due = self._batches_due(ended)
+        if due:
+            yield from self._purge_batches(due, claims)
+
+    def _batches_due(self, ended: int = 1) -> int:
+        return background_purge.batches_due(ended) if self.database.purges else 0
+
+    def _purge_batches(self, due: int, claims: Sequence[Claim]) -> Flow[None]:
         pool = self._for_endings(claims) if claims else self._pool
         with background_purge.ignore_errors(self.database.name):
             while due and (yield from self._send(self.background_purge, pool)) == background_purge.BATCH:
@@ -189,16 +203,25 @@ class SqlRules:
     def background_purge(self, _connection: Any) -> Flow[int]:
         return self.database.sql.background_purge(background_purge.BATCH)
 
-    def _send(self, flow_on: OnConnection[T], pool: Any, *, look: bool = True) -> Flow[T]:
-        """Run the work on a connection of the pool, once the tables exist; retry where that may help."""
-        attempts = Attempts(self.database, LOOKS_MAX if look else 1)
+    def _send(
+        self, flow_on: OnConnection[T], pool: Any, *, look: bool = True, failed: list[Exception] | None = None
+    ) -> Flow[T]:
+        """Run the work on a connection of the pool, once the tables exist; retry where that may help.
+
+        `failed` holds the error of an attempt that was made already. In a list, which is emptied: a frame that keeps an
+        error keeps what the error's own traceback keeps.
+        """
+        attempts: Attempts | None = None
         while True:
             if look and not self._looked:
                 yield from self._look()
             try:
+                if failed:
+                    raise failed.pop()
                 return (yield partial(self._run_on, pool, flow_on))  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 - what is not the driver's is raised again there
                 self._forget_tables(error)
+                attempts = attempts or Attempts(self.database, LOOKS_MAX if look else 1)
                 if attempts.failed(error) in NEW_CONNECTION:
                     yield pool.drop_idle
 
@@ -236,13 +259,28 @@ class SqlStore(SqlRules):
     _run_heard = staticmethod(run)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return run(self._claim(entry, replacing))
+        if not self._is_ready(entry):
+            return run(self._claim(entry, replacing))
+        try:
+            with self._pool.acquire() as conn:
+                return run(self.database.sql.claim(entry, replacing), conn)
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
+            return run(self._claim(entry, replacing, [error]))
 
     def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return run(self._extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return run(self._close(claim, ending))
+        if not self._looked:
+            return run(self._close(claim, ending))
+        try:
+            with self._pool.acquire() as conn:
+                answer = run(self.database.sql.finish(claim, ending), conn)
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
+            return run(self._close(claim, ending, [error]))
+        if due := self._batches_due():
+            run(self._purge_batches(due, [claim]))
+        return answer
 
     def release(self, claim: Claim, released: Released | None = None) -> bool:
         return run(self._close(claim, released))
@@ -355,7 +393,13 @@ class AsyncSqlStore(SqlRules):
     _run_on = staticmethod(run_on_async)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await run_async(self._claim(entry, replacing))
+        if not self._is_ready(entry):
+            return await run_async(self._claim(entry, replacing))
+        try:
+            async with self._pool.acquire() as conn:
+                return await run_async(self.database.sql.claim(entry, replacing), conn)
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
+            return await run_async(self._claim(entry, replacing, [error]))
 
     async def extend(self, claim: Claim, notes: bytes | None = None) -> bool:
         return await run_async(self._extend(claim, notes))

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final
 
 import psycopg
 from psycopg.adapt import AdaptersMap
-from psycopg.postgres import register_default_adapters
-from psycopg.postgres import types as postgres_types
 from psycopg.pq import TransactionStatus as PqStatus
 from psycopg.rows import tuple_row
 
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
+from onefold.stores.postgres.psycopg import prepared
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.records import in_numbers, located
@@ -32,23 +31,28 @@ _STATUSES: Final = {
     PqStatus.INERROR: TransactionStatus.ABORTED,
 }
 
-# psycopg's defaults: others may have changed those of a connection, or the global ones.
-_PLAIN: Final = AdaptersMap(types=postgres_types)
-register_default_adapters(_PLAIN)
-
 PIPELINES: Final = psycopg.Pipeline.is_supported()
 
 
-class _Cursor(psycopg.RawCursor[tuple[Any, ...]]):
+class _Plain:
+    """A cursor with psycopg's own adapters, which also takes values that are in their binary form already."""
+
     @property
     def adapters(self) -> AdaptersMap:
-        return _PLAIN
+        return prepared.PLAIN
+
+    def _convert_query(self, query: Any, params: Any = None) -> Any:
+        if type(params) is prepared.Values:
+            return params
+        return super()._convert_query(query, params)  # type: ignore[misc]
 
 
-class _AsyncCursor(psycopg.AsyncRawCursor[tuple[Any, ...]]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _PLAIN
+class _Cursor(_Plain, psycopg.RawCursor[tuple[Any, ...]]):
+    """A blocking cursor of ours."""
+
+
+class _AsyncCursor(_Plain, psycopg.AsyncRawCursor[tuple[Any, ...]]):
+    """The async counterpart."""
 
 
 @cache
@@ -77,7 +81,11 @@ class Shared:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._cursor = self._new_cursor(connection, row_factory=tuple_row)
+
+    @cached_property
+    def _cursor(self) -> Any:
+        # A statement that psycopg has prepared needs none.
+        return self._new_cursor(self.connection, row_factory=tuple_row)
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
@@ -166,8 +174,11 @@ class Shared:
         raise NotImplementedError
 
     def _sent(self, cursor: Any, request: SqlRequest) -> Any:
-        statement, names = _numbered(request.statement, self._where)
-        return cursor.execute(statement, [request.values[name] for name in names], binary=True)
+        statement = prepared.typed(request.statement, self._where)
+        if statement is not None:
+            return cursor.execute(statement.text, statement.bound(request.values), binary=True)
+        text, names = _numbered(request.statement, self._where)
+        return cursor.execute(text, [request.values[name] for name in names], binary=True)
 
     def _lend(self) -> None:
         """Leave autocommit mode, so that statements after a handler's own commit or rollback can be undone.
@@ -203,8 +214,20 @@ class PsycopgConnection(Shared):
     def send(self, request: SqlRequest) -> Reply:
         if self._waiting:
             return self.send_all([request])[0]
-        with self._marked():
+        # `_marked`, without its context manager: every delivery comes here.
+        try:
+            connection, statement = self.connection, prepared.typed(request.statement, self._where)
+            with connection.lock:
+                name = None if statement is None else prepared.name_of(connection, statement)
+                if statement is not None and name is not None:
+                    waiting = prepared.send(connection.pgconn, name, statement.bound(request.values))
+                    return prepared.reply(connection.wait(waiting), rows=request.rows)
             return _reply(self._sent(self._cursor, request), request)
+        except psycopg.Error:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
 
     def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         with self._marked():
@@ -234,6 +257,12 @@ class AsyncPsycopgConnection(Shared):
         if self._waiting:
             return (await self.send_all([request]))[0]
         with self._marked():
+            connection, statement = self.connection, prepared.typed(request.statement, self._where)
+            async with connection.lock:
+                name = None if statement is None else prepared.name_of(connection, statement)
+                if statement is not None and name is not None:
+                    waiting = prepared.send(connection.pgconn, name, statement.bound(request.values))
+                    return prepared.reply(await connection.wait(waiting), rows=request.rows)
             return await _reply_async(await self._sent(self._cursor, request), request)
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onefold._concurrency.generators import Flow, run, run_async
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+# On Python 3.11 accessing an enum's members is slow.
+IDLE: Final = TransactionStatus.IDLE
 
 # The maximum of concurrent transactions; a server has room for some hundred connections in all.
 SIZE: Final = 10
@@ -57,28 +60,16 @@ class Pool:
         self._pid = os.getpid()
         self._at_end = weakref.finalize(self, _close_all, self._idle, self._pid)
 
-    @contextmanager
-    def acquire(self) -> Iterator[Connection]:
+    def acquire(self) -> AbstractContextManager[Connection]:
         """Lend a connection outside any transaction. Keep it afterwards only if it is again outside one."""
+        return Loan(self)
+
+    def of_this_process(self) -> Slots:
+        """Return the slots. A child must neither use nor close its parent's connections: it leaves them alone."""
         if self._pid != os.getpid():
-            # A child must neither use nor close its parent's connections: it leaves them alone.
             inherited.append(self._at_end.detach())
             self._reset()
-        slots, waiter, pid = self._slots, Waiter(), self._pid
-        try:
-            if not slots.enter(waiter, self._patience):
-                raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
-            conn = self._taken()
-            try:
-                yield conn
-            finally:
-                if pid == os.getpid():
-                    self._give_back(conn)
-                else:
-                    # In a child that was forked meanwhile.
-                    inherited.append(conn)
-        finally:
-            slots.leave(waiter)
+        return self._slots
 
     def drop_idle(self) -> None:
         """Close the idle connections."""
@@ -88,18 +79,51 @@ class Pool:
         """Return a pool of one extra connection, opened like these, that is lent to nobody else."""
         return Reserve(self._connect)
 
-    def _taken(self) -> Connection:
+    def take(self, slots: Slots, waiter: Waiter) -> Connection:
+        """Return a connection, once there is a slot for it."""
+        if not slots.enter(waiter, self._patience):
+            raise StoreUnavailable.unreached(all_in_use(self._size, self._patience))
         try:
             return self._idle.pop()
         except IndexError:
             with connecting():
                 return self._connect()
 
-    def _give_back(self, conn: Connection) -> None:
-        if conn.transaction_status() is TransactionStatus.IDLE:
+    def give_back(self, conn: Connection) -> None:
+        if conn.transaction_status() is IDLE:
             self._idle.append(conn)
         else:
             quietly(conn.close)
+
+
+class Loan:
+    """A connection of a pool for as long as a `with` block lasts; every operation of a store takes one."""
+
+    __slots__ = ("_conn", "_pid", "_pool", "_slots", "_waiter")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> Connection:
+        pool = self._pool
+        slots, waiter = self._slots, self._waiter = pool.of_this_process(), Waiter()
+        self._pid = os.getpid()
+        try:
+            self._conn = pool.take(slots, waiter)
+        except BaseException:
+            slots.leave(waiter)
+            raise
+        return self._conn
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._pid == os.getpid():
+                self._pool.give_back(self._conn)
+            else:
+                # In a child that was forked meanwhile.
+                inherited.append(self._conn)
+        finally:
+            self._slots.leave(self._waiter)
 
 
 class Reserve(Pool):
@@ -171,7 +195,7 @@ class AsyncPool:
                 if share.pid != os.getpid():
                     # In a child that was forked meanwhile.
                     inherited.append(conn)
-                elif conn.transaction_status() is TransactionStatus.IDLE:
+                elif conn.transaction_status() is IDLE:
                     idle.append(conn)
                 else:
                     await closed_for_sure(conn.close, conn.abandon)

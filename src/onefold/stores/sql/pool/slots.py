@@ -21,11 +21,8 @@ LOOK_AGAIN_SECONDS: Final = 0.2
 class Waiter:
     """A place in the queue, for as long as it lives and has not left."""
 
-    __slots__ = ("__weakref__", "bell")
-
-    def __init__(self) -> None:
-        # Implemented in C: waiting for it can be interrupted, taking from it cannot.
-        self.bell: SimpleQueue[None] = SimpleQueue()
+    # Made by who has to wait. Implemented in C: waiting for it can be interrupted, taking from it cannot.
+    bell: SimpleQueue[None] | None = None
 
 
 class Slots:
@@ -39,14 +36,7 @@ class Slots:
     def enter(self, waiter: Waiter, patience: float) -> bool:
         """Wait for a slot; return False after `patience` seconds without one. Call `leave` in either case."""
         self._queue[ref(waiter)] = None
-        ends = monotonic() + patience
-        while not self._is_inside(waiter):
-            left = ends - monotonic()
-            if left <= 0:
-                return False
-            with suppress(Empty):
-                waiter.bell.get(timeout=min(left, LOOK_AGAIN_SECONDS))
-        return True
+        return len(self._queue) <= self._size or self._wait(waiter, patience)
 
     def leave(self, waiter: Waiter) -> None:
         """Leave the queue, if still in it, and let the next one in."""
@@ -54,8 +44,20 @@ class Slots:
         if len(self._queue) >= self._size:
             for one in self._first()[-1:]:
                 found = one()
-                if found is not None:
+                if found is not None and found.bell is not None:
                     found.bell.put(None)
+
+    def _wait(self, waiter: Waiter, patience: float) -> bool:
+        # Before the queue is looked at: a slot that is freed from now on rings it.
+        bell = waiter.bell = SimpleQueue[None]()
+        ends = monotonic() + patience
+        while not self._is_inside(waiter):
+            left = ends - monotonic()
+            if left <= 0:
+                return False
+            with suppress(Empty):
+                bell.get(timeout=min(left, LOOK_AGAIN_SECONDS))
+        return True
 
     def _is_inside(self, waiter: Waiter) -> bool:
         if len(self._queue) <= self._size:

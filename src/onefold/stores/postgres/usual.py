@@ -1,0 +1,117 @@
+"""The statements for a usual record, as nearly all are: a first attempt, and an ending without a result.
+
+They have fewer values than those for any record, and are less work for the server. A record in the way is read by the
+statement that was refused, so that a duplicate is one statement, too.
+"""
+
+# ruff: noqa: S608 - statements are made of the names in `records`, never of values
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final
+
+from msgspec.structs import fields
+
+from onefold._model import Claim, Ending, Entry, State
+from onefold.stores.postgres.fragments import AT_ADDRESS, DUE, ENDED, SELECTED, typed
+from onefold.stores.sql.dialect import SqlRequest
+from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, stored_ttl
+from onefold.stores.sql.statements import assigned
+
+# On Python 3.11 accessing an enum's members is slow.
+_RUNNING: Final = State.RUNNING
+_DONE: Final = State.DONE
+
+_WRITTEN: Final = {
+    "scope": ":scope",
+    "operation": ":operation",
+    "key": ":key",
+    "attempt": "1",
+    "began": ":now",
+    "changed": ":now",
+    "expires": ":now + :ttl",
+    "due": DUE,
+    "remark": "''",
+    "revision": "1",
+    "token": ":token",
+    "fingerprint": ":fingerprint",
+}
+
+
+def inserting(written: Mapping[str, str], returning: str = "1") -> str:
+    """Return the statement that writes a record, and returns no row; or the record in the way, which may have expired.
+
+    A refused insert has waited for the other transaction, if it was open, and holds no lock. If that transaction has
+    written the record meanwhile, the statement does not see it: then it returns a row of NULLs. Where the record was
+    written, nothing is read of the table: at SERIALIZABLE each read is a possible conflict.
+    """
+    columns, values = ", ".join(written), ", ".join(written.values())
+    return typed(
+        f"WITH written AS (INSERT INTO {TABLE} ({columns}) VALUES ({values}) "
+        f"ON CONFLICT ({AT_ADDRESS}) DO NOTHING RETURNING {returning}) "
+        f"SELECT {SELECTED} FROM (SELECT WHERE NOT EXISTS (SELECT 1 FROM written)) refused LEFT JOIN {TABLE} ON {AT}"
+    )
+
+
+INSERT_RUNNING: Final = inserting(_WRITTEN | {"state": "'running'", "lease_until": ":now + :lease"})
+DONE_AT_ONCE: Final = _WRITTEN | {"state": "'done'"}
+INSERT_DONE: Final = inserting(DONE_AT_ONCE)
+
+_WITHOUT_RESULT: Final = {"state": "'done'", "notes": "NULL", "result": "NULL", "omitted": "NULL", "remark": "''"}
+
+END: Final = typed(f"UPDATE {TABLE} SET {assigned(ENDED | _WITHOUT_RESULT | {'held': 'NULL'})} WHERE {OURS}")
+
+# The statements store these of an entry, and every other field at its default. Only a running record has a lease.
+_STORED: Final = ("address", "token", "state", "lease", "ttl", "fingerprint")
+_OTHERS: Final = [field for field in fields(Entry) if field.name not in _STORED]
+_others: Final = attrgetter(*(field.name for field in _OTHERS))
+_DEFAULTS: Final = tuple(field.default for field in _OTHERS)
+
+
+def is_usual(entry: Entry) -> bool:
+    """Return whether the entry is a first attempt, running or done at once, with nothing else to store."""
+    return (entry.state is _RUNNING or entry.state is _DONE) and bool(_others(entry) == _DEFAULTS)
+
+
+def writing(entry: Entry) -> SqlRequest:
+    """Return the statement for a usual entry. No row: it was written. A row without a token: see `inserting`."""
+    statement = INSERT_RUNNING if entry.state is _RUNNING else INSERT_DONE
+    return SqlRequest(statement, of_usual(entry), rows=True)
+
+
+def of_usual(entry: Entry) -> Parameters:
+    address = entry.address
+    return {
+        "scope": address.scope,
+        "operation": address.operation,
+        "key": address.key,
+        "lease": entry.lease,
+        "ttl": stored_ttl(entry.ttl, entry.state),
+        "token": entry.token,
+        "fingerprint": entry.fingerprint,
+    }
+
+
+_ENDED_AS: Final = ("state", "notes", "result", "omitted", "remark")
+_ended_as: Final = attrgetter(*_ENDED_AS)
+_USUALLY: Final = (_DONE, None, None, False, "")
+
+
+def is_plain(ending: Ending) -> bool:
+    """Return whether an ending is done and stores nothing."""
+    return bool(_ended_as(ending) == _USUALLY)
+
+
+def closing(claim: Claim, ending: Ending) -> SqlRequest:
+    """Return the statement for a plain ending."""
+    address = claim.address
+    values: Parameters = {
+        "scope": address.scope,
+        "operation": address.operation,
+        "key": address.key,
+        "token": claim.token,
+        "ttl": stored_ttl(ending.ttl, _DONE),
+    }
+    return SqlRequest(END, values)
