@@ -441,8 +441,8 @@ def test_tables_of_a_newer_version_are_refused_in_one_line_and_nothing_runs(work
 # What it costs.
 
 COSTS: dict[str, tuple[Handler, int]] = {
-    # A record without a result is looked at after the handler.
-    "new": (Handler(None), 2),
+    # Over asyncpg a record without a result is looked at after the handler; psycopg shows that it is there.
+    "new": (Handler(None), 1),
     "new, with a result": (Handler("receipt"), 2),
     "new, and it fails": (Handler(error=ValueError()), 2),
     "known": (Handler(None), 1),
@@ -473,7 +473,8 @@ def test_what_a_delivery_costs_in_statements(worker: Worker, url: str, case: str
         worker.url = proxy.url()
         messages = worker.play(story)
 
-    assert len(messages) == expected, messages
+    looks = isinstance(worker, Asyncpg) and case == "new"
+    assert len(messages) == expected + looks, messages
 
 
 def test_a_process_looks_for_the_tables_of_a_database_once(worker: Worker, url: str) -> None:

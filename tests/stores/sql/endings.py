@@ -207,6 +207,10 @@ class Bench:
     async def connected(self) -> AsyncIterator[Hand]:
         connection = self.driver.connect(self._url)
         hand = Hand(await maybe_await(connection))
+        if self.driver.library == "psycopg":
+            # From its second delivery on, a connection knows by itself whether its transaction is still open.
+            await self.within(hand, "first of its connection", _nothing)
+            await hand.call("rollback")
         for statement in self.driver.begin:
             await hand.sql(statement)
         try:
@@ -231,6 +235,10 @@ class Bench:
         self.play(closed())
         if self._runner is not None:
             self._runner.close()
+
+
+async def _nothing(_: Hand) -> None:
+    """Do nothing, and return nothing."""
 
 
 async def _coroutine(work: Awaitable[T]) -> T:

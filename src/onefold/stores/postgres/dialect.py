@@ -126,7 +126,10 @@ class Postgres(Dialect):
         f"INSERT INTO {TABLE} ({INTO}) VALUES ({VALUES}) ON CONFLICT ({AT_ADDRESS}) DO NOTHING"
     )
 
-    look_joined: ClassVar[str] = typed(f"SELECT 1 FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}")
+    # With the process that answers: behind a pooler it is not the one that the connection was told of.
+    look_joined: ClassVar[str] = typed(
+        f"SELECT pg_backend_pid() FROM {TABLE} WHERE {OF_TOKEN} AND {OF_THIS_TRANSACTION}"
+    )
 
     # The clock in a subselect, because a volatile function is evaluated for each row and cannot use an index. Rows that
     # others have locked are skipped. The condition is repeated outside because a `ctid` is unique in one table only: in
@@ -152,9 +155,11 @@ class Postgres(Dialect):
     def in_state(self, state: State) -> str:
         return "held" if state is State.HELD else super().in_state(state)
 
-    def claim(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
+    def claim(
+        self, entry: Entry, replacing: Record | None = None, mark: int | None = None
+    ) -> SqlFlow[Record | Gone | None]:
         if replacing is None and usual.is_usual(entry):
-            reply: Reply = yield usual.writing(entry)
+            reply: Reply = yield usual.writing(entry, mark)
             if not reply.rows:
                 return None
             if reply.rows[0][0] is not None:
@@ -165,12 +170,15 @@ class Postgres(Dialect):
         # for which the statement has waited, is visible to the next statement.
         return (yield from super().claim(entry, replacing))
 
-    def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
+    def claim_joined(
+        self, entry: Entry, replacing: Record | None = None, mark: int | None = None
+    ) -> SqlFlow[Record | Gone | None]:
+        """Claim in the transaction of the work; `mark` may be set with the record (`marks`), and need not be."""
         if replacing is None and not usual.is_usual(entry):
             reply: Reply = yield SqlRequest(self.insert_new, of_entry(entry))
             if reply.written == 1:
                 return None
-        return (yield from self.claim(entry, replacing))
+        return (yield from self.claim(entry, replacing, mark))
 
     def closing(self, claim: Claim, by: Ending | Released | None) -> SqlRequest:
         if isinstance(by, Ending) and usual.is_plain(by):
@@ -189,8 +197,12 @@ class Postgres(Dialect):
         return True
 
     def still_there(self, claim: Claim) -> SqlFlow[bool]:
+        return (yield from self.backend_of(claim)) is not None
+
+    def backend_of(self, claim: Claim) -> SqlFlow[int | None]:
+        """Return the process behind the open transaction if that wrote the record, and the record is still there."""
         reply: Reply = yield SqlRequest(self.look_joined, of_claim(claim), rows=True)
-        return bool(reply.rows)
+        return int(reply.rows[0][0]) if reply.rows else None
 
     def finish_joined(self, claim: Claim, ending: Ending) -> SqlFlow[bool]:
         return self.end_unmarked(claim, ending)

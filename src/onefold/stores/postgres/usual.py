@@ -16,6 +16,7 @@ from msgspec.structs import fields
 
 from onefold._model import Claim, Ending, Entry, State
 from onefold.stores.postgres.fragments import AT_ADDRESS, DUE, ENDED, SELECTED, typed
+from onefold.stores.postgres.marks import MARKING
 from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, stored_ttl
 from onefold.stores.sql.statements import assigned
@@ -56,8 +57,9 @@ def inserting(written: Mapping[str, str], returning: str = "1") -> str:
 
 
 INSERT_RUNNING: Final = inserting(_WRITTEN | {"state": "'running'", "lease_until": ":now + :lease"})
-DONE_AT_ONCE: Final = _WRITTEN | {"state": "'done'"}
-INSERT_DONE: Final = inserting(DONE_AT_ONCE)
+_DONE_AT_ONCE: Final = _WRITTEN | {"state": "'done'"}
+INSERT_DONE: Final = inserting(_DONE_AT_ONCE)
+INSERT_MARKED: Final = inserting(_DONE_AT_ONCE, MARKING)
 
 _WITHOUT_RESULT: Final = {"state": "'done'", "notes": "NULL", "result": "NULL", "omitted": "NULL", "remark": "''"}
 
@@ -75,8 +77,13 @@ def is_usual(entry: Entry) -> bool:
     return (entry.state is _RUNNING or entry.state is _DONE) and bool(_others(entry) == _DEFAULTS)
 
 
-def writing(entry: Entry) -> SqlRequest:
-    """Return the statement for a usual entry. No row: it was written. A row without a token: see `inserting`."""
+def writing(entry: Entry, mark: int | None = None) -> SqlRequest:
+    """Return the statement for a usual entry. No row: it was written. A row without a token: see `inserting`.
+
+    An entry that is done at once may be marked (`marks`).
+    """
+    if mark is not None:
+        return SqlRequest(INSERT_MARKED, of_usual(entry) | {"mark": str(mark)}, rows=True)
     statement = INSERT_RUNNING if entry.state is _RUNNING else INSERT_DONE
     return SqlRequest(statement, of_usual(entry), rows=True)
 

@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
+from onefold.stores.postgres.marks import PARAMETER
 from onefold.stores.postgres.psycopg import prepared
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlRequest
@@ -30,6 +31,8 @@ _STATUSES: Final = {
     PqStatus.INTRANS: TransactionStatus.OPEN,
     PqStatus.INERROR: TransactionStatus.ABORTED,
 }
+
+_REPORTED: Final = PARAMETER.encode()
 
 PIPELINES: Final = psycopg.Pipeline.is_supported()
 
@@ -114,6 +117,17 @@ class Shared:
             # The handler ended our transaction, and the session may be in any state: do not reuse the connection.
             return TransactionStatus.CLOSED
         return found
+
+    @property
+    def backend(self) -> int:
+        """Return the server's process, as the connection was told."""
+        return self.connection.pgconn.backend_pid  # type: ignore[no-any-return]
+
+    def reported(self) -> int | None:
+        """Return the parameter of `marks` as the server has reported it last; None if it may have changed since."""
+        pgconn = self.connection.pgconn
+        found = None if pgconn.pipeline_status else pgconn.parameter_status(_REPORTED)
+        return None if found is None else int(found)
 
     def run(self, statement: str) -> Any:
         return self._cursor.execute(statement.encode(), prepare=False)

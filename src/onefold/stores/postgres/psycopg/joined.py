@@ -17,6 +17,7 @@ from onefold.stores.postgres.joined import (
     DatabaseId,
     not_in_transaction,
 )
+from onefold.stores.postgres.marks import Marks
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.postgres.psycopg.connection import (
     AsyncConnection,
@@ -43,16 +44,17 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
         mine = "an AsyncGuard joins a psycopg.AsyncConnection" if is_async else "a Guard joins a psycopg.Connection"
         raise UsageError(f"within({type(connection).__name__}): {mine}. Nothing ran")
     _check_inside(connection)
-    database_id, database = _met.get(connection) or _meet(connection)
+    database_id, database, marks = _met.get(connection) or _meet(connection)
     if record is not None:
         database = database._replace(sql=PostgresRows(record))
         if is_async:
             return AsyncJoinedRecords(database, AsyncCallersConnection(connection))
         return JoinedRecords(database, CallersConnection(connection))
     if is_async:
-        other = AsyncOneOff(partial(_beside_async, connection))
-        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, other)
-    return CallersRecords(database, CallersConnection(connection), database_id, OneOff(partial(_beside, connection)))
+        beside_async = AsyncOneOff(partial(_beside_async, connection))
+        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, beside_async, marks)
+    beside = OneOff(partial(_beside, connection))
+    return CallersRecords(database, CallersConnection(connection), database_id, beside, marks)
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:
@@ -70,14 +72,14 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
 
 
 # Connections joined before: asking libpq about a connection takes longer than the rest of a join.
-_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
+_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database, Marks]] = WeakKeyDictionary()
 
 
-def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database]:
+def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database, Marks]:
     info = connection.info
     database_id = info.host, info.port, info.dbname, info.user
     name = f"postgresql://{info.host}:{info.port}/{info.dbname}"
-    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK)
+    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK), Marks()
     return met
 
 
