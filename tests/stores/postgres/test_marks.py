@@ -62,9 +62,10 @@ def test_a_delivery_without_a_result_is_one_round_trip_and_the_parameter_is_as_b
     assert inside == [str(int(before or 0) + 1)] * 2
 
 
-def run(connection: psycopg.Connection[Any], *statements: str) -> None:
+def run(connection: psycopg.Connection[Any], *statements: str) -> object:
     for statement in statements:
         connection.execute(statement.encode())
+    return None
 
 
 Ends = Callable[[psycopg.Connection[Any], Guard], object]
@@ -96,9 +97,10 @@ ENDS: dict[str, Ends] = {
 }
 
 
-def failed(connection: psycopg.Connection[Any], guard: Guard) -> None:
+def failed(connection: psycopg.Connection[Any], guard: Guard) -> object:
     with suppress(ZeroDivisionError):
         guard.within(connection).run("credit", "fails", lambda: 1 / 0)
+    return None
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
