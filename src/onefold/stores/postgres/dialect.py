@@ -261,6 +261,27 @@ class Postgres(Dialect):
         # psycopg and asyncpg have the code under another name than psycopg2.
         return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
+    def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
+        asked = {entry.address: entry for entry in sorted(entries, key=lambda entry: entry.address.parts)}
+        request = usual.writing_all(list(asked.values())) if len(asked) == len(entries) > 0 else None
+        if request is None:
+            return (yield from super().claim_all(entries))
+        reply: Reply = yield request
+        if not reply.rows:
+            return [None] * len(entries)
+        addresses, found, left = list(asked), dict[Address, Record | Gone | None](), list[Entry]()
+        for number, *row in reply.rows:
+            address = addresses[number - 1]
+            known = None if row[0] is None else record(address, row)
+            if known is None or known.ttl_left <= 0:
+                # As in `claim`.
+                left.append(asked[address])
+            else:
+                found[address] = None if asked[address].is_own(known.token) else known
+        answers = yield from super().claim_all(left)
+        found |= {entry.address: answer for entry, answer in zip(left, answers, strict=True)}
+        return [found.get(entry.address) for entry in entries]
+
     def insert_all(self, entries: Sequence[Entry]) -> SqlRequest:
         return many.inserting(entries)
 

@@ -8,7 +8,7 @@ statement that was refused, so that a duplicate is one statement, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -18,7 +18,7 @@ from onefold._model import Claim, Ending, Entry, State
 from onefold.stores.postgres.fragments import AT_ADDRESS, DUE, ENDED, SELECTED, typed
 from onefold.stores.postgres.marks import MARKING
 from onefold.stores.sql.dialect import SqlRequest
-from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, stored_ttl
+from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, put, stored_ttl
 from onefold.stores.sql.statements import assigned
 
 # On Python 3.11 accessing an enum's members is slow.
@@ -61,6 +61,36 @@ _DONE_AT_ONCE: Final = _WRITTEN | {"state": "'done'"}
 INSERT_DONE: Final = inserting(_DONE_AT_ONCE)
 INSERT_MARKED: Final = inserting(_DONE_AT_ONCE, MARKING)
 
+# Many that share all but key, token and fingerprint, written in the order of the keys, which is that of locking. A row
+# is returned for each that was refused: as in `inserting`, with its number.
+_APART: Final = ("key", "token", "fingerprint")
+
+
+def _inserting_all(written: Mapping[str, str]) -> str:
+    values = (
+        put(value, lambda name: f"asked_{name}" if name in _APART else f":{name}") if ":" in value else value
+        for value in written.values()
+    )
+    at_asked = "scope = :scope AND operation = :operation AND key = asked_key"
+    return typed(
+        "WITH asked AS (SELECT * FROM unnest(:keys::text[], :tokens::bytea[], :fingerprints::bytea[]) "
+        "WITH ORDINALITY AS asked (asked_key, asked_token, asked_fingerprint, asked_number)), "
+        f"written AS (INSERT INTO {TABLE} ({', '.join(written)}) SELECT {', '.join(values)} FROM asked "
+        f"ORDER BY asked_number ON CONFLICT ({AT_ADDRESS}) DO NOTHING RETURNING key AS written_key) "
+        # With OFFSET, each is looked up by itself: the planner does not know how few they are.
+        f"SELECT asked_number, there.* FROM asked "
+        f"LEFT JOIN LATERAL (SELECT {SELECTED} FROM {TABLE} WHERE {at_asked} OFFSET 0) AS there ON true "
+        # Nearly always all were written: then nothing is looked up.
+        "WHERE (SELECT count(*) FROM written) < cardinality(:keys::text[]) "
+        "AND asked_key NOT IN (SELECT written_key FROM written)"
+    )
+
+
+_INSERT_ALL: Final = {
+    _RUNNING: _inserting_all(_WRITTEN | {"state": "'running'", "lease_until": ":now + :lease"}),
+    _DONE: _inserting_all(_DONE_AT_ONCE),
+}
+
 _WITHOUT_RESULT: Final = {"state": "'done'", "notes": "NULL", "result": "NULL", "omitted": "NULL", "remark": "''"}
 
 END: Final = typed(f"UPDATE {TABLE} SET {assigned(ENDED | _WITHOUT_RESULT | {'held': 'NULL'})} WHERE {OURS}")
@@ -99,6 +129,23 @@ def of_usual(entry: Entry) -> Parameters:
         "token": entry.token,
         "fingerprint": entry.fingerprint,
     }
+
+
+def writing_all(entries: Sequence[Entry]) -> SqlRequest | None:
+    """Return the statement for many usual entries, whose addresses differ; None if they share too little."""
+    first = entries[0]
+    kind = _kind(first)
+    if not all(is_usual(entry) and _kind(entry) == kind for entry in entries):
+        return None
+    values = of_usual(first) | {
+        "keys": [entry.address.key for entry in entries],
+        "tokens": [entry.token for entry in entries],
+        "fingerprints": [entry.fingerprint for entry in entries],
+    }
+    return SqlRequest(_INSERT_ALL[first.state], values, rows=True)
+
+
+_kind: Final = attrgetter("address.scope", "address.operation", "state", "lease", "ttl")
 
 
 _ENDED_AS: Final = ("state", "notes", "result", "omitted", "remark")

@@ -37,16 +37,36 @@ _IN_TRANSACTION: Final = TransactionStatus.INTRANS
 
 Dump = Callable[[Any], bytes]
 
-# The type of a placeholder, the number by which the server knows it, and its binary form.
+_size: Final = Struct("!i").pack
+_array_head: Final = Struct("!iiiii").pack
+_NULL: Final = _size(-1)
+
+
+def _array_of(oid: int, dump: Dump) -> Dump:
+    """Return the conversion of a list: a head (dimensions, NULLs, type, length, lower bound), and each item's size."""
+
+    def dump_all(items: Sequence[Any]) -> bytes:
+        found = [None if item is None else dump(item) for item in items]
+        sized = [_NULL if item is None else _size(len(item)) + item for item in found]
+        return _array_head(1, None in found, oid, len(found), 1) + b"".join(sized)
+
+    return dump_all
+
+
+# The type of a placeholder, the number by which the server knows it, and its binary form; then those of arrays.
+_ITEMS: Final[dict[str, tuple[int, int, Dump]]] = {
+    "text": (25, 1009, str.encode),
+    "integer": (23, 1007, Struct("!i").pack),
+    "smallint": (21, 1005, Struct("!h").pack),
+    "double precision": (701, 1022, Struct("!d").pack),
+    "bytea": (17, 1001, bytes),
+}
 _TYPES: Final[dict[str, tuple[int, Dump]]] = {
-    "text": (25, str.encode),
-    "integer": (23, Struct("!i").pack),
-    "smallint": (21, Struct("!h").pack),
-    "double precision": (701, Struct("!d").pack),
-    "bytea": (17, bytes),
+    **{name: (oid, dump) for name, (oid, _, dump) in _ITEMS.items()},
+    **{f"{name}[]": (array, _array_of(oid, dump)) for name, (oid, array, dump) in _ITEMS.items()},
 }
 
-_CAST: Final = re.compile(rf"{PLACEHOLDER.pattern}::({'|'.join(_TYPES)})\b(?!\[)")
+_CAST: Final = re.compile(rf"{PLACEHOLDER.pattern}::((?:{'|'.join(_ITEMS)})\b(?:\[\])?)")
 
 
 class Statement(NamedTuple):
