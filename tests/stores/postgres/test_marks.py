@@ -146,6 +146,45 @@ def test_what_the_handler_does_to_the_parameter_costs_a_look_and_no_more(
     assert value(connection) == "5000"
 
 
+def test_in_a_transaction_of_our_own_the_commit_needs_no_check_and_every_ending_lets_go_of_the_mark(
+    proxy: Proxy,
+) -> None:
+    with Guard(f"{proxy.url()}?purge=no") as guard:
+        seen: list[int] = []
+
+        @guard.transactional("credit", key="key", fingerprint=None, final_errors=[KeyError])
+        def credit(key: str, *, tx: Any, error: Exception | None = None) -> None:
+            seen.append(int(value(tx) or 0))
+            tx.execute(CREDIT)
+            if error is not None:
+                raise error
+
+        credit("m1")  # type: ignore[call-arg]
+        for error in (ValueError(), KeyError()):
+            with pytest.raises(type(error)):
+                credit(f"m-{error!r}", error=error)  # type: ignore[call-arg]
+        with proxy.counting() as count:
+            credit("m2")  # type: ignore[call-arg]
+
+    assert [message for message in count.messages if b"COMMIT" in message] == [b"Q\0\0\0\x0bCOMMIT\0"]
+    assert len(set(seen)) == 1
+
+
+def test_a_handler_of_our_own_transaction_that_ends_it_and_delivers_on_its_connection_is_told(proxy: Proxy) -> None:
+    """Both deliveries mark the same connection, each for its own transaction."""
+    with Guard(f"{proxy.url()}?purge=no") as guard:
+
+        @guard.transactional("credit", key="key")
+        def credit(key: str, *, tx: Any, ends: bool = False) -> None:
+            if ends:
+                run(tx, "ROLLBACK", "BEGIN")
+                guard.within(tx).run("other", "nested", lambda: None)
+
+        credit("m1")  # type: ignore[call-arg]
+        with pytest.raises(UsageError, match="the handler ended the transaction by itself"):
+            credit("m2", ends=True)  # type: ignore[call-arg]
+
+
 def test_behind_a_pooler_the_server_is_asked(pgbouncer_url: str, guard: Guard) -> None:
     with Proxy(pgbouncer_url) as proxy, psycopg.connect(proxy.url(), autocommit=True, prepare_threshold=None) as caller:
         for number in range(3):

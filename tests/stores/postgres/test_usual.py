@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from onefold._model import Address, Close, Ending, Entry, State
+from onefold._model import Address, Close, Ending, Entry, Record, State
 from onefold.stores.postgres import PostgresStore, open_store
 from onefold.stores.postgres import usual as statements
 from onefold.stores.postgres.dialect import POSTGRES
@@ -55,12 +55,13 @@ def test_a_claim_and_a_batch_of_them_find_what_is_there(store: PostgresStore, po
     alone = [store.claim(entry(key, state=state)) for key in ("new", "known", "alone", "expired too")]
 
     for one in (answers[0][1], alone[1]):
-        assert one is not None
+        assert isinstance(one, Record)
         assert (one.token, one.fingerprint, one.state) == (known.token, b"\0\xff", State.RUNNING)
     # The same address twice: as by the long statement.
     assert [one is None for one in answers[0]] == [True, False, False, True, True, True]
-    assert answers[0][2] is not None
-    assert answers[0][2].state is State.DONE
+    ended = answers[0][2]
+    assert isinstance(ended, Record)
+    assert ended.state is State.DONE
     # Its own token has succeeded.
     assert [one is None for one in answers[1]] == [True, True, False, False, True]
     assert [one is None for one in alone] == [False, False, True, True]

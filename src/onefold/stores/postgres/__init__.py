@@ -16,6 +16,7 @@ from onefold.errors import UsageError
 from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES
 from onefold.stores.postgres.kind import KIND as KIND
+from onefold.stores.postgres.marked import AsyncPostgresTransaction, PostgresTransaction
 from onefold.stores.postgres.urls import ASYNCPG_OPTIONS, LIBPQ_OPTIONS, Settings, check_options, settings_of
 from onefold.stores.sql.connection import Database, ErrorInfo
 from onefold.stores.sql.pool import AsyncPool, Pool
@@ -28,9 +29,15 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 class PostgresStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
+    def _new_transaction(self) -> PostgresTransaction:
+        return PostgresTransaction(self.database, self._pool)
+
 
 class AsyncPostgresStore(AsyncSqlStore):
     """The async counterpart; it survives a new event loop."""
+
+    def _new_transaction(self) -> AsyncPostgresTransaction:
+        return AsyncPostgresTransaction(self.database, self._pool)
 
 
 def open_store(url: str) -> PostgresStore:

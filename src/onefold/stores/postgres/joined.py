@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from onefold._concurrency.generators import Flow
-from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.errors import NotInTransaction
-from onefold.stores.postgres.dialect import POSTGRES
-from onefold.stores.postgres.marks import Marks
+from onefold.stores.postgres.marked import MarkedRules
 from onefold.stores.reserved import came_to_nothing
 from onefold.stores.sql.connection import Database, cannot_make
 from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
-from onefold.stores.sql.joined_rules import SqlFlows, tell_unusable
+from onefold.stores.sql.joined_rules import tell_unusable
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.stores.sql.tables import make_in
 
@@ -31,60 +29,14 @@ DatabaseId = tuple[Any, ...]
 looked: Final[set[DatabaseId]] = set()
 
 
-class CallersRules(SqlFlows):
-    """Records on a caller's connection, whose database may not have our tables yet.
+class CallersRules(MarkedRules):
+    """Records on a caller's connection, whose database may not have our tables yet."""
 
-    `marks` is for a driver that shows what the server reports, and whether a statement of the transaction has failed.
-    """
-
-    _mark: int | None = None
-
-    def __init__(
-        self,
-        database: Database,
-        conn: Any,
-        database_id: DatabaseId,
-        beside: OneOff | AsyncOneOff,
-        marks: Marks | None = None,
-    ) -> None:
+    def __init__(self, database: Database, conn: Any, database_id: DatabaseId, beside: OneOff | AsyncOneOff) -> None:
         super().__init__(database, conn)
         self._database_id = database_id
         self._beside = beside
-        self._marks = marks
         self._sent = False
-
-    def _claiming(self, entry: Entry, replacing: Record | None) -> SqlFlow[Record | Gone | None]:
-        if self._marks is None:
-            return (yield from POSTGRES.claim_joined(entry, replacing))
-        mark = self._marks.next(self.conn.reported())
-        found = yield from POSTGRES.claim_joined(entry, replacing, mark)
-        if found is None and mark is not None:
-            self._marks.keep(mark)
-            self._mark = mark
-        return found
-
-    def _proving(self, claim: Claim) -> SqlFlow[bool]:
-        mark = self._unmark()
-        if mark is not None and self.conn.reported() == mark:
-            return True
-        backend = yield from POSTGRES.backend_of(claim)
-        if self._marks is not None and backend is not None:
-            self._marks.is_direct = backend == self.conn.backend
-        return backend is not None
-
-    def _finish(self, claim: Claim, ending: Ending) -> Flow[bool]:
-        self._unmark()
-        return super()._finish(claim, ending)
-
-    def _release(self, claim: Claim, released: Released | None) -> Flow[bool]:
-        self._unmark()
-        return super()._release(claim, released)
-
-    def _unmark(self) -> int | None:
-        mark, self._mark = self._mark, None
-        if mark is not None and self._marks is not None:
-            self._marks.let_go()
-        return mark
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:

@@ -12,7 +12,8 @@ reports proves nothing: then the server is asked.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 PARAMETER: Final = "scram_iterations"
 
@@ -53,3 +54,15 @@ class Marks:
     def let_go(self) -> None:
         """Note that one of them is not needed any more."""
         self._in_use -= 1
+
+
+# One for each connection, whoever delivers on it.
+_known: Final[WeakKeyDictionary[Any, Marks]] = WeakKeyDictionary()
+
+
+def marks_of(connection: Any) -> Marks:
+    """Return the marks of a driver's connection."""
+    found = _known.get(connection)
+    if found is None:
+        found = _known[connection] = Marks()
+    return found

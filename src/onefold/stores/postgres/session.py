@@ -26,6 +26,8 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         # None: not determined yet.
         self.prepare = settings.prepare
+        # Whether the connections lead to the server itself, not to a pooler.
+        self.is_direct = False
         # The qualifier of our tables, as for `located`.
         self.where = ""
         self._makes_tables = settings.auto_schema
@@ -38,8 +40,9 @@ class Session:
         """Evaluate the answer to `QUESTION` on a new connection, which reports its process as `backend`."""
         assert answer is not None
         server, there, first = answer
+        self.is_direct = server == backend
         if self.prepare is None:
-            self.prepare = server == backend
+            self.prepare = self.is_direct
         schema = there or (first if self._makes_tables else None)
         if schema is not None:
             self.where = '"' + schema.replace('"', '""') + '".'

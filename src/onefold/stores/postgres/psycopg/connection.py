@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.adapt import AdaptersMap
+from psycopg.pq import ConnStatus
 from psycopg.pq import TransactionStatus as PqStatus
 from psycopg.rows import tuple_row
 
@@ -126,7 +127,9 @@ class Shared:
     def reported(self) -> int | None:
         """Return the parameter of `marks` as the server has reported it last; None if it may have changed since."""
         pgconn = self.connection.pgconn
-        found = None if pgconn.pipeline_status else pgconn.parameter_status(_REPORTED)
+        if pgconn.status != ConnStatus.OK or pgconn.pipeline_status:
+            return None
+        found = pgconn.parameter_status(_REPORTED)
         return None if found is None else int(found)
 
     def run(self, statement: str) -> Any:
@@ -194,6 +197,25 @@ class Shared:
         text, names = _numbered(request.statement, self._where)
         return cursor.execute(text, [request.values[name] for name in names], binary=True)
 
+    def _prepared(self, statement: prepared.Statement | None, request: SqlRequest) -> Any:
+        """Send a statement that psycopg has prepared, and a BEGIN before it that is due; None if it is not prepared."""
+        name = None if statement is None else prepared.name_of(self.connection, statement)
+        if statement is None or name is None:
+            return None
+        pgconn, values = self.connection.pgconn, statement.bound(request.values)
+        if not self._waiting:
+            return prepared.send(pgconn, name, values)
+        if not PIPELINES:
+            return None
+        return prepared.send_with_begin(pgconn, begin_on(self.connection), name, values)
+
+    def _answered(self, results: Any, request: SqlRequest) -> Reply:
+        began = self._waited()
+        reply = prepared.reply(results, rows=request.rows)
+        if began:
+            self._lend()
+        return reply
+
     def _lend(self) -> None:
         """Leave autocommit mode, so that statements after a handler's own commit or rollback can be undone.
 
@@ -226,16 +248,15 @@ class PsycopgConnection(Shared):
     _new_cursor = _Cursor
 
     def send(self, request: SqlRequest) -> Reply:
-        if self._waiting:
-            return self.send_all([request])[0]
         # `_marked`, without its context manager: every delivery comes here.
         try:
             connection, statement = self.connection, prepared.typed(request.statement, self._where)
             with connection.lock:
-                name = None if statement is None else prepared.name_of(connection, statement)
-                if statement is not None and name is not None:
-                    waiting = prepared.send(connection.pgconn, name, statement.bound(request.values))
-                    return prepared.reply(connection.wait(waiting), rows=request.rows)
+                waiting = self._prepared(statement, request)
+                if waiting is not None:
+                    return self._answered(connection.wait(waiting), request)
+            if self._waiting:
+                return self.send_all([request])[0]
             return _reply(self._sent(self._cursor, request), request)
         except psycopg.Error:
             raise
@@ -268,15 +289,14 @@ class AsyncPsycopgConnection(Shared):
     _new_cursor = _AsyncCursor
 
     async def send(self, request: SqlRequest) -> Reply:
-        if self._waiting:
-            return (await self.send_all([request]))[0]
         with self._marked():
             connection, statement = self.connection, prepared.typed(request.statement, self._where)
             async with connection.lock:
-                name = None if statement is None else prepared.name_of(connection, statement)
-                if statement is not None and name is not None:
-                    waiting = prepared.send(connection.pgconn, name, statement.bound(request.values))
-                    return prepared.reply(await connection.wait(waiting), rows=request.rows)
+                waiting = self._prepared(statement, request)
+                if waiting is not None:
+                    return self._answered(await connection.wait(waiting), request)
+            if self._waiting:
+                return (await self.send_all([request]))[0]
             return await _reply_async(await self._sent(self._cursor, request), request)
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:

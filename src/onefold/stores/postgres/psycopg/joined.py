@@ -17,7 +17,7 @@ from onefold.stores.postgres.joined import (
     DatabaseId,
     not_in_transaction,
 )
-from onefold.stores.postgres.marks import Marks
+from onefold.stores.postgres.marks import marks_of
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.postgres.psycopg.connection import (
     AsyncConnection,
@@ -44,7 +44,7 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
         mine = "an AsyncGuard joins a psycopg.AsyncConnection" if is_async else "a Guard joins a psycopg.Connection"
         raise UsageError(f"within({type(connection).__name__}): {mine}. Nothing ran")
     _check_inside(connection)
-    database_id, database, marks = _met.get(connection) or _meet(connection)
+    database_id, database = _met.get(connection) or _meet(connection)
     if record is not None:
         database = database._replace(sql=PostgresRows(record))
         if is_async:
@@ -52,9 +52,9 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
         return JoinedRecords(database, CallersConnection(connection))
     if is_async:
         beside_async = AsyncOneOff(partial(_beside_async, connection))
-        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, beside_async, marks)
+        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, beside_async)
     beside = OneOff(partial(_beside, connection))
-    return CallersRecords(database, CallersConnection(connection), database_id, beside, marks)
+    return CallersRecords(database, CallersConnection(connection), database_id, beside)
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:
@@ -72,19 +72,23 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
 
 
 # Connections joined before: asking libpq about a connection takes longer than the rest of a join.
-_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database, Marks]] = WeakKeyDictionary()
+_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
 
 
-def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database, Marks]:
+def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database]:
     info = connection.info
     database_id = info.host, info.port, info.dbname, info.user
     name = f"postgresql://{info.host}:{info.port}/{info.dbname}"
-    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK), Marks()
+    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK)
     return met
 
 
 class CallersConnection(PsycopgConnection):
     """A connection that may be in pipeline mode, where replies have to be requested."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self.marks = marks_of(connection)
 
     def send(self, request: SqlRequest) -> Reply:
         return self.send_all([request])[0] if self.connection.pgconn.pipeline_status else super().send(request)
@@ -92,6 +96,10 @@ class CallersConnection(PsycopgConnection):
 
 class AsyncCallersConnection(AsyncPsycopgConnection):
     """The async counterpart."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self.marks = marks_of(connection)
 
     async def send(self, request: SqlRequest) -> Reply:
         return (

@@ -17,6 +17,7 @@ from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import brought_to_its_end
 from onefold.errors import StoreUnavailable
 from onefold.stores.postgres.errors import one_line
+from onefold.stores.postgres.marks import marks_of
 from onefold.stores.postgres.psycopg.connection import (
     AsyncPsycopgConnection,
     PsycopgConnection,
@@ -43,9 +44,11 @@ class _Own(Shared):
 
     _cursor_factory: Any
 
-    def __init__(self, connection: Any, where: str) -> None:
+    def __init__(self, connection: Any, session: Session) -> None:
         super().__init__(connection)
-        self._where = where
+        self._where = session.where
+        self.marks = marks_of(connection)
+        self.marks.is_direct = session.is_direct
 
     def _begin(self) -> Flow[None]:
         self.connection.row_factory, self.connection.cursor_factory = tuple_row, self._cursor_factory
@@ -95,7 +98,7 @@ class Opener:
                 cursor = yield partial(connection.execute, QUESTION.encode(), prepare=False)
                 session.learn((yield cursor.fetchone), connection.info.backend_pid)
             connection.prepare_threshold = PREPARE_AFTER if session.prepare else None
-            return self._adapter(connection, session.where)
+            return self._adapter(connection, session)
 
 
 class AsyncOpener(Opener):

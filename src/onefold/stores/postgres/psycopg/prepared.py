@@ -8,7 +8,7 @@ possible because their types are written in the statement, and sent by psycopg's
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -127,6 +127,28 @@ def send(pgconn: Any, name: bytes, values: Values) -> Any:
     """Send the statement; return the generator that waits for its result."""
     pgconn.send_query_prepared(name, values.params, values.formats, _BINARY)
     return generators.execute(pgconn)
+
+
+def send_with_begin(pgconn: Any, begin: bytes, name: bytes, values: Values) -> Any:
+    """Send BEGIN and the statement in one message; return the generator that waits for the statement's result.
+
+    If the generator is interrupted, the connection is in an unknown state.
+    """
+    pgconn.enter_pipeline_mode()
+    pgconn.send_query_params(begin, None)
+    pgconn.send_query_prepared(name, values.params, values.formats, _BINARY)
+    pgconn.pipeline_sync()
+    return _replies_after_begin(pgconn)
+
+
+def _replies_after_begin(pgconn: Any) -> Generator[Any, Any, list[Any]]:
+    yield from generators.send(pgconn)
+    begun = yield from generators.fetch_many(pgconn)
+    written = yield from generators.fetch_many(pgconn)
+    yield from generators.fetch_many(pgconn)
+    pgconn.exit_pipeline_mode()
+    # After a BEGIN that failed, the statement was skipped.
+    return list(written if begun[-1].status in _ANSWERED else begun)
 
 
 # For reading rows: to make one takes longer than to read a row with it.
