@@ -264,16 +264,17 @@ def test_it_finds_out_when_somebody_has_dropped_the_tables(on: AnyDesk, ledger: 
 
 
 # On PostgreSQL, and on the others, where a savepoint proves that the transaction is still the same.
+# The INSERT of PostgreSQL is in a WITH, which reads the record that refuses it.
 COSTS: dict[str, tuple[Handler, list[str], list[str]]] = {
-    "new": (Handler(None), ["INSERT", "SELECT"], ["INSERT", "SAVEPOINT", "RELEASE"]),
+    "new": (Handler(None), ["WITH", "SELECT"], ["INSERT", "SAVEPOINT", "RELEASE"]),
     "new, with a result": (
         Handler("receipt"),
-        ["INSERT", "UPDATE"],
+        ["WITH", "UPDATE"],
         ["INSERT", "SAVEPOINT", "RELEASE", "UPDATE"],
     ),
     "new, and it fails": (
         Handler(error=ValueError()),
-        ["INSERT", "DELETE"],
+        ["WITH", "DELETE"],
         ["INSERT", "SAVEPOINT", "DELETE", "RELEASE"],
     ),
 }

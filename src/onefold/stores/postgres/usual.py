@@ -112,7 +112,7 @@ def writing(entry: Entry, mark: int | None = None) -> SqlRequest:
 
     An entry that is done at once may be marked (`marks`).
     """
-    if mark is not None:
+    if mark is not None and entry.state is _DONE:
         return SqlRequest(INSERT_MARKED, of_usual(entry) | {"mark": str(mark)}, rows=True)
     statement = INSERT_RUNNING if entry.state is _RUNNING else INSERT_DONE
     return SqlRequest(statement, of_usual(entry), rows=True)
