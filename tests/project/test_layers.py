@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keys": {"_fingerprint", "_model", "errors"},
     "_handlers": {"_checks", "_fingerprint", "_concurrency", "_model", "errors", "keys"},
     "_heartbeat": {"_model", "durations", "errors", "events", "stores.base"},
-    "_delivery": RULES | {"_handlers", "_delivery.handler_steps"},
+    "_delivery": RULES | {"_handlers", "_delivery.handler_steps", "_delivery.waiting"},
+    "_delivery.waiting": RULES | {"_delivery"},
     "_delivery.handler_steps": RULES | {"_delivery"},
     "current": RULES | {"_delivery", "_delivery.handler_steps", "_handlers", "_heartbeat"},
     # `guard.check()` judges as the doctor does. Imported on use.
@@ -122,7 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 PURE = {"_delivery", "_delivery.handler_steps", "_fingerprint", "http._shared", "http._requests", "http._answers"}
 # The drivers perform what the flows only ask for.
-PERFORMING = {"_delivery.drive", "_delivery.handler_steps.log_writes"}
+PERFORMING = {"_delivery.drive", "_delivery.waiting", "_delivery.handler_steps.log_writes"}
 # It has to know the types of moments, and asks for none.
 KNOWS_MOMENTS = {"_fingerprint.canonical"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}

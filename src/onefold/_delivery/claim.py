@@ -15,7 +15,8 @@ from onefold._delivery import earlier_ending
 from onefold._delivery.close import close, close_done, finish, give_back, held_ending
 from onefold._delivery.decide import Then
 from onefold._delivery.probe import ask_probe, refusal
-from onefold._delivery.steps import Annotating, Claiming, Ended, Pausing, Reading, Releasing, Running, Watching
+from onefold._delivery.steps import Annotating, Claiming, Ended, Found, Reading, Releasing, Running, Watching
+from onefold._delivery.waiting.patience import waiting_for
 from onefold._delivery.work import Delivery, not_kept, refused, replay, stored_error, tell_if_uncompared
 from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Record, State
 from onefold._model.notes import with_one_more
@@ -35,10 +36,6 @@ ROUNDS_MAX: Final = 8
 
 # Duplicates can race to be counted; each lost race is one round, and the answer waits meanwhile.
 COUNT_ROUNDS_MAX: Final = 3
-
-# A duplicate polls after 5 ms, then ever more rarely: a quick handler is answered quickly.
-PAUSE_FIRST: Final = 0.005
-PAUSE_MAX: Final = 0.25
 
 # How long a refused duplicate is told to wait: most handlers end within it, whatever their lease.
 RETRY_AFTER: Final = 1.0
@@ -116,7 +113,7 @@ def win(delivery: Delivery, *, unstarted: bool = False) -> Flow[tuple[Entry | Ou
 def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flow[tuple[Entry | Outcome[Any], Then]]:
     """Claim until the address is ours or otherwise settled, once `new` has been refused for what was found."""
     request, policy = delivery.request, delivery.policy
-    waited, rounds = 0.0, 1
+    waited, rounds, looked = 0.0, 1, True
     while True:
         entry, then, replacing = new, RUN, None
         waits = False
@@ -124,9 +121,15 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             then = _decide.decide(found, request, policy)
             waits = waited < policy.wait and then is Then.REFUSE_RUNNING
             if waits:
-                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
-                then = RUN
+                took, handed = yield waiting_for(found, waited, policy.wait, policy.lease)
+                waited, then = waited + took, RUN
+                if handed is not None:
+                    # Another waiter has looked for us.
+                    found, looked = cast("Record", handed), False
+                    continue
             else:
+                if waited and looked:
+                    yield Found(0.0, found)
                 if policy.count_duplicates:
                     settled = yield from answer_and_count(delivery, found, then, waited)
                 else:
@@ -138,6 +141,7 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             if rounds == ROUNDS_MAX:
                 raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
             rounds += 1
+        looked = True
         try:
             found = yield Claiming(entry, replacing)
         except StoreUnavailable as down:
@@ -310,9 +314,3 @@ def _doubt(answered: ProbeAnswer, attempt: int) -> str:
     if isinstance(answered, NotDone):
         return f"attempt {attempt} was abandoned, the probe says that nothing happened, and the attempts are used up"
     return f"attempt {attempt} was abandoned, and the probe could not say whether it happened"
-
-
-def _patience(waited: float, wait: float, lease_left: float) -> float:
-    """Return the next pause of a waiting duplicate: a tenth of the wait so far, within its bound and the lease."""
-    pause = min(max(PAUSE_FIRST, waited / 4), PAUSE_MAX)
-    return max(min(pause, wait - waited, max(lease_left, PAUSE_FIRST)), PAUSE_FIRST / 5)
