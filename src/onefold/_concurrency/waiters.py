@@ -101,6 +101,12 @@ class Waiter:
             room.due, room.looked, self._looks = False, now, True
             return 0.0
 
+    def handed(self) -> Any:
+        """Return what another member has found, once."""
+        with _lock:
+            found, self.found = self.found, None
+            return found
+
     def share(self, found: Any, *, ended: bool) -> None:
         """Hand what it has found to the others, if it has ended: none of them has to look any more."""
         with _lock:

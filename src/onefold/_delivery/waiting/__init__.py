@@ -46,7 +46,7 @@ def wait(step: Waiting, seat: Seat, context: Any, sent: float) -> tuple[float, R
             waiter.is_told()
         told = bool(waiter.room.told)
     waiter.sleep(step.seconds_told if told else step.seconds, began + step.at_most)
-    return time.monotonic() - began, waiter.found
+    return time.monotonic() - began, waiter.handed()
 
 
 async def wait_async(step: Waiting, seat: Seat, context: Any, sent: float) -> tuple[float, Record | None]:
@@ -60,7 +60,7 @@ async def wait_async(step: Waiting, seat: Seat, context: Any, sent: float) -> tu
             waiter.is_told()
         told = bool(waiter.room.told)
     await waiter.sleep(step.seconds_told if told else step.seconds, began + step.at_most)
-    return time.monotonic() - began, waiter.found
+    return time.monotonic() - began, waiter.handed()
 
 
 def _seated(seat: Seat, step: Waiting, context: Any, kind: type[Waiter]) -> Any:
