@@ -15,40 +15,15 @@ import pytest
 from onefold import AsyncGuard, Guard, Held, InProgress
 from onefold._concurrency import waiters
 from onefold._concurrency.waiters import ROOMS, AwaitingWaiter, BlockingWaiter, Waiter
-from onefold._delivery import claim as claim_flow
-from onefold._delivery.steps import Waiting
 from onefold._delivery.waiting.patience import waiting_for
 from onefold._model import Claim, Ending, Entry, Record, State
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.delivery.waiting_tools import CHARGE, NEVER, until, waiting, without_polls  # noqa: F401 - a fixture
 from tests.processes import exit_code
 from tests.support import PATIENCE, AsyncProxyStore, Elsewhere, Handler, ProxyStore, eventually, in_time
 
 CROWD = 16
-CHARGE = address("charge", "pay_1")
-
-# As rarely as never, within a test.
-NEVER = 1000.0
-
-
-@pytest.fixture
-def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks before it is woken, or has to give up."""
-
-    def step(found: Record, waited: float, wait: float, lease: float) -> Waiting:
-        return Waiting(NEVER, found, NEVER, wait - waited)
-
-    monkeypatch.setattr(claim_flow, "waiting_for", step)
-
-
-def waiting(address: Any = CHARGE) -> int:
-    return sum(len(room.members) for room in ROOMS.get(address, ()))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let the other tasks and threads go on until it holds."""
-    while not holds():  # noqa: ASYNC110 - others bring it about, and do not know of it
-        await asyncio.sleep(0)
 
 
 class Gate:

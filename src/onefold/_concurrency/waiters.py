@@ -57,6 +57,8 @@ class Waiter:
         self.found: Any = None
         # Whether it is looking on behalf of the others, who do not know yet what it found.
         self._looks = False
+        # Whether it is asking the store, on behalf of the others, to tell of endings.
+        self._asks = False
         with _lock:
             rooms = ROOMS.setdefault(address, [])
             room = next((room for room in rooms if room.store is store), None)
@@ -81,13 +83,15 @@ class Waiter:
         with _lock:
             if self.room.told is not None:
                 return False
-            self.room.told = False
+            self.room.told, self._asks = False, True
             return True
 
-    def is_told(self) -> None:
-        """Note that the store tells of endings from now on. Until now it did not: a look is due at once."""
+    def is_told(self, told: bool) -> None:  # noqa: FBT001 - the store's answer
+        """Note whether the store tells of endings from now on. Until now it did not: then a look is due at once."""
         with _lock:
-            self.room.told = self.room.due = True
+            self._asks = False
+            self.room.told = told
+            self.room.due = self.room.due or told
 
     def pause_left(self, seconds: float, ends: float) -> float:
         """Return how long to sleep before the next check; zero if it is its turn to look, or its time is up."""
@@ -123,11 +127,14 @@ class Waiter:
             room = self.room
             room.members.discard(self)
             passes_on = self._looks and not runs
-            self._looks = False
-            if not room.members:
-                _close(room)
+            if self._asks:
+                room.told = None
+            self._looks = self._asks = False
+            was_told = not room.members and _close(room)
         if passes_on:
             room.wake()
+        if was_told:
+            _unlisten(room)
 
 
 class BlockingWaiter(Waiter):
@@ -187,39 +194,36 @@ def wake(address: Hashable) -> None:
     """Wake those in this process who wait for this address, in whatever store."""
     with _lock:
         rooms = list(ROOMS.get(address, ()))
-        for room in rooms:
-            if not room.members:
-                # An interrupt has kept its members from leaving.
-                _close(room)
+        # An interrupt has kept their members from leaving.
+        silent = [room for room in rooms if not room.members and _close(room)]
     for room in rooms:
         room.wake()
+    for room in silent:
+        _unlisten(room)
 
 
-def wake_all_of(store: Any) -> None:
-    """Wake those who wait for any record of a store, which does not tell of endings any more. They may ask it again."""
+def nobody_tells(address: Hashable) -> None:
+    """Wake those who wait for this address, of whose end their stores do not tell any more. They may ask again."""
     with _lock:
-        rooms = [room for rooms in ROOMS.values() for room in rooms if room.store is store]
-        for room in rooms:
+        for room in ROOMS.get(address, ()):
             room.told = None
-    for room in rooms:
-        room.wake()
+    wake(address)
 
 
-def is_waited_for(address: Hashable, store: Any) -> bool:
-    """Return whether somebody in this process waits for this record."""
-    with _lock:
-        return any(room.store is store and room.members for room in ROOMS.get(address, ()))
-
-
-def _close(room: Room) -> None:
-    """Forget an empty room; a store that tells of endings need not tell of this one."""
+def _close(room: Room) -> bool:
+    """Forget an empty room; return whether its store need not tell of the end any more."""
     rooms = ROOMS.get(room.address)
     if rooms is None or room not in rooms:
-        return
+        return False
     rooms.remove(room)
     if not rooms:
         del ROOMS[room.address]
-    if room.told:
+    return bool(room.told)
+
+
+def _unlisten(room: Room) -> None:
+    # Somebody may have entered a new room meanwhile.
+    if room.address not in ROOMS:
         with suppress(Exception):
             room.store.unlisten(room.address)
 

@@ -42,8 +42,8 @@ def wait(step: Waiting, seat: Seat, context: Any, sent: float) -> tuple[float, R
     waiter.has_looked(sent)
     told = _owner_is_here(step, context)
     if not told and hasattr(context.store, "listen"):
-        if waiter.asks_the_store() and context.store.listen(step.found.address):
-            waiter.is_told()
+        if waiter.asks_the_store():
+            waiter.is_told(context.store.listen(step.found.address))
         told = bool(waiter.room.told)
     waiter.sleep(step.seconds_told if told else step.seconds, began + step.at_most)
     return time.monotonic() - began, waiter.handed()
@@ -56,8 +56,8 @@ async def wait_async(step: Waiting, seat: Seat, context: Any, sent: float) -> tu
     waiter.has_looked(sent)
     told = _owner_is_here(step, context)
     if not told and hasattr(context.store, "listen"):
-        if waiter.asks_the_store() and await context.store.listen(step.found.address):
-            waiter.is_told()
+        if waiter.asks_the_store():
+            waiter.is_told(await context.store.listen(step.found.address))
         told = bool(waiter.room.told)
     await waiter.sleep(step.seconds_told if told else step.seconds, began + step.at_most)
     return time.monotonic() - began, waiter.handed()
