@@ -19,7 +19,7 @@ from onefold._delivery.waiting.patience import waiting_for
 from onefold._model import Claim, Ending, Entry, Record, State
 from onefold.keys import address
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.delivery.waiting_tools import CHARGE, NEVER, until, waiting, without_polls  # noqa: F401 - a fixture
+from tests.delivery.waiting_tools import CHARGE, LONG, NEVER, until, waiting, without_polls  # noqa: F401 - a fixture
 from tests.processes import exit_code
 from tests.support import PATIENCE, AsyncProxyStore, Elsewhere, Handler, ProxyStore, eventually, in_time
 
@@ -44,7 +44,7 @@ class Gate:
 
 
 def run(guard: Guard, call: Callable[[], Any], **options: Any) -> Any:
-    return guard.run("charge", "pay_1", call, wait=PATIENCE, **options)
+    return guard.run("charge", "pay_1", call, wait=LONG, **options)
 
 
 @pytest.mark.usefixtures("without_polls")
@@ -76,9 +76,7 @@ def test_tasks_that_wait_are_woken_by_the_owner_and_one_look_serves_all() -> Non
             return "charged"
 
         async with AsyncGuard(store) as guard:
-            tasks = [
-                asyncio.create_task(guard.run("charge", "pay_1", handler, wait=PATIENCE)) for _ in range(CROWD + 1)
-            ]
+            tasks = [asyncio.create_task(guard.run("charge", "pay_1", handler, wait=LONG)) for _ in range(CROWD + 1)]
             await until(lambda: waiting() == CROWD)
             may_end.set()
             return await asyncio.gather(*tasks)
@@ -137,7 +135,7 @@ def test_a_thread_is_woken_by_a_task_and_a_task_by_a_thread(tmp_path: Any) -> No
 
     async def tasks() -> Any:
         async with AsyncGuard(url) as there:
-            by_thread = await there.run("charge", "pay_1", Handler(), wait=PATIENCE)
+            by_thread = await there.run("charge", "pay_1", Handler(), wait=LONG)
 
             async def handler() -> str:
                 await until(may_end.is_set)
@@ -153,7 +151,7 @@ def test_a_thread_is_woken_by_a_task_and_a_task_by_a_thread(tmp_path: Any) -> No
         gate.may_end.set()
         owner.result()
         assert eventually(lambda: here.store.read(address("charge", "pay_2")) is not None)
-        waits = Elsewhere(lambda: here.run("charge", "pay_2", Handler(), wait=PATIENCE))
+        waits = Elsewhere(lambda: here.run("charge", "pay_2", Handler(), wait=LONG))
         assert eventually(lambda: waiting(address("charge", "pay_2")) == 1)
         may_end.set()
         by_task = waits.result()
@@ -222,7 +220,7 @@ def test_a_cancelled_task_leaves_and_touches_nothing() -> None:
         async with AsyncGuard(store) as guard:
             await store.claim(Entry(address=CHARGE, token=b"o" * 16, lease=30))
             before = await store.read(CHARGE)
-            task = asyncio.create_task(guard.run("charge", "pay_1", Handler(), wait=PATIENCE))
+            task = asyncio.create_task(guard.run("charge", "pay_1", Handler(), wait=LONG))
             await until(lambda: waiting() == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

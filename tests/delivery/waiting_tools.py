@@ -13,8 +13,12 @@ from onefold._delivery import claim as claim_flow
 from onefold._delivery.steps import Waiting
 from onefold._model import Record
 from onefold.keys import address
+from tests.support import PATIENCE
 
 CHARGE = address("charge", "pay_1")
+
+# Nobody gives up before the test does: a last look would hide that it was not woken.
+LONG = 10 * PATIENCE
 
 # As rarely as never, within a test.
 NEVER = 1000.0

@@ -21,7 +21,7 @@ from onefold.stores.redis import AsyncRedisStore, RedisStore, wakeups
 from onefold.stores.redis.errors import PERMISSIONS, WAKEUP_PERMISSIONS
 from onefold.stores.redis.keys import Keys
 from services.servers import Server
-from tests.delivery.waiting_tools import CHARGE, until, waiting, without_polls  # noqa: F401 - a fixture
+from tests.delivery.waiting_tools import CHARGE, LONG, until, waiting, without_polls  # noqa: F401 - a fixture
 from tests.processes import Stage, child
 from tests.stores.redis.tools import DONE, MODES, claim_of, entry, opened
 from tests.support import PATIENCE, Elsewhere, Handler, eventually, in_time
@@ -75,7 +75,7 @@ def owner(url: str, ending: str = "returns", lease: float = 30.0) -> Iterator[An
 @pytest.mark.usefixtures("without_polls")
 def test_threads_are_woken_by_an_owner_in_another_process(url: str) -> None:
     with owner(url) as process, Guard(url) as guard, asking(url) as client:
-        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=PATIENCE).value) for _ in range(CROWD)]
+        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=LONG).value) for _ in range(CROWD)]
         assert eventually(lambda: waiting() == CROWD and subscribers(client) == 1)
         process.go_on()
 
@@ -88,7 +88,7 @@ def test_threads_are_woken_by_an_owner_in_another_process(url: str) -> None:
 def test_tasks_are_woken_by_an_owner_in_another_process(url: str) -> None:
     async def story(process: Any, client: Any) -> list[Any]:
         async with AsyncGuard(url) as guard:
-            crowd = [asyncio.create_task(guard.run("charge", "pay_1", Handler(), wait=PATIENCE)) for _ in range(CROWD)]
+            crowd = [asyncio.create_task(guard.run("charge", "pay_1", Handler(), wait=LONG)) for _ in range(CROWD)]
             await until(lambda: waiting() == CROWD and subscribers(client) == 1)
             process.go_on()
             return [outcome.value for outcome in await asyncio.gather(*crowd)]
@@ -103,7 +103,7 @@ def test_tasks_are_woken_by_an_owner_in_another_process(url: str) -> None:
 def test_a_release_in_another_process_wakes_one_who_runs_and_the_others_wait_on(redis_url: str) -> None:
     handler = Handler("again")
     with owner(redis_url, "raises") as process, Guard(redis_url) as guard, asking(redis_url) as client:
-        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", handler, wait=PATIENCE).value) for _ in range(CROWD)]
+        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", handler, wait=LONG).value) for _ in range(CROWD)]
         assert eventually(lambda: waiting() == CROWD and subscribers(client) == 1)
         process.go_on()
 
@@ -117,7 +117,7 @@ def test_looks_at_the_store_are_few_however_many_wait(redis_url: str) -> None:
     """The first look of each, one after the subscription, and one after the end; the owner claims and finishes."""
     with owner(redis_url) as process, Guard(redis_url) as guard, asking(redis_url) as client:
         client.config_resetstat()
-        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=PATIENCE)) for _ in range(CROWD)]
+        crowd = [Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=LONG)) for _ in range(CROWD)]
         assert eventually(lambda: waiting() == CROWD and subscribers(client) == 1)
         process.go_on()
         for one in crowd:
@@ -159,7 +159,7 @@ def test_one_who_marks_a_record_held_tells_of_it(redis_url: str) -> None:
 def test_one_who_waits_for_a_killed_owner_takes_over_when_the_lease_ends(redis_url: str) -> None:
     handler = Handler("again")
     with owner(redis_url, lease=1.0) as process, Guard(redis_url) as guard:
-        one = Elsewhere(lambda: guard.run("charge", "pay_1", handler, lease=1.0, wait=PATIENCE).value)
+        one = Elsewhere(lambda: guard.run("charge", "pay_1", handler, lease=1.0, wait=LONG).value)
         assert eventually(lambda: waiting() == 1)
         process.kill()
 
@@ -259,7 +259,7 @@ def test_a_channel_that_nobody_wants_is_left_with_the_next_subscription(redis_ur
 
 def test_who_waits_when_the_connection_is_lost_looks_and_subscribes_again(redis_url: str) -> None:
     with owner(redis_url) as process, Guard(redis_url) as guard, asking(redis_url) as client:
-        one = Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=PATIENCE).value)
+        one = Elsewhere(lambda: guard.run("charge", "pay_1", Handler(), wait=LONG).value)
         assert eventually(lambda: waiting() == 1 and subscribers(client) == 1)
         (first,) = client.client_list(_type="pubsub")
         client.client_kill_filter(_id=first["id"])
@@ -286,7 +286,7 @@ def test_a_callers_pool_that_is_all_busy_lends_nothing_for_it(redis_url: str) ->
 
 
 def test_a_stopped_owner_costs_its_lease_and_no_delivery(redis_url: str) -> None:
-    policy = Policy(lease=1.0, wait=PATIENCE)
+    policy = Policy(lease=1.0, wait=LONG)
     with owner(redis_url, lease=1.0) as process, Guard(redis_url, policy=policy) as guard:
         one = Elsewhere(lambda: guard.run("charge", "pay_1", Handler("again")).value)
         assert eventually(lambda: waiting() == 1)
