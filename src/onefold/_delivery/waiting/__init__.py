@@ -1,7 +1,7 @@
 """Wait, in a driver, for a delivery that runs elsewhere.
 
 The owner wakes those who wait in its own process when its delivery ends (`leave`). A store may tell of endings in other
-processes: it has `listen` and `unlisten` (`stores.base.Telling`). Looking again and again is the fall-back; how often
+processes: it has `listen` and `unlisten`. Looking again and again is the fall-back; how often
 is decided in `patience`.
 """
 
