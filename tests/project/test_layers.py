@@ -118,10 +118,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": PUBLIC | {"stores", "testing.promises"},
     "testing.promises": PUBLIC | {"_model"},
     # It runs the production flows, and so it has to reach them.
-    "testing.simulate": PUBLIC | CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.sql"},
+    "testing.simulate": PUBLIC
+    | CORE
+    | {"_delivery.handler_steps", "_delivery.waiting", "_guard", "stores", "stores.sql"},
 }
 
-PURE = {"_delivery", "_delivery.handler_steps", "_fingerprint", "http._shared", "http._requests", "http._answers"}
+PURE = {
+    "_delivery",
+    "_delivery.handler_steps",
+    "_delivery.waiting",
+    "_fingerprint",
+    "http._shared",
+    "http._requests",
+    "http._answers",
+}
 # The drivers perform what the flows only ask for.
 PERFORMING = {"_delivery.drive", "_delivery.waiting", "_delivery.handler_steps.log_writes"}
 # It has to know the types of moments, and asks for none.
