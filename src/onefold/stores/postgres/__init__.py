@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from onefold._checks import not_installed
+from onefold._model import Address
 from onefold.errors import UsageError
 from onefold.stores.base import Query
-from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.dialect import LOCK, POSTGRES, Postgres
 from onefold.stores.postgres.kind import KIND as KIND
 from onefold.stores.postgres.urls import ASYNCPG_OPTIONS, LIBPQ_OPTIONS, Settings, check_options, settings_of
 from onefold.stores.sql.connection import Database, ErrorInfo
+from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction
 from onefold.stores.sql.pool import AsyncPool, Pool
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sql.store import AsyncSqlStore, SqlStore
@@ -28,9 +30,33 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 class PostgresStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
+    # Hears of the ends of records, if the URL has `notify=true`.
+    listener: Any = None
+
+    def listen(self, address: Address) -> bool:
+        """Wake those in this process who wait for this record when it ends. Return whether that can be expected."""
+        return self.listener is not None and self.listener.listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        if self.listener is not None:
+            self.listener.unlisten(address)
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        super().close()
+
+    def _new_transaction(self) -> SqlTransaction:
+        # Nothing in a transaction of a handler's tells of anything: NOTIFY would lock the database at its commit.
+        return SqlTransaction(self.database._replace(sql=POSTGRES), self._pool)
+
 
 class AsyncPostgresStore(AsyncSqlStore):
     """The async counterpart; it survives a new event loop."""
+
+    def _new_transaction(self) -> AsyncSqlTransaction:
+        return AsyncSqlTransaction(self.database._replace(sql=POSTGRES), self._pool)
 
 
 def open_store(url: str) -> PostgresStore:
@@ -59,8 +85,14 @@ def _opened(settings: Settings) -> PostgresStore:
     _check_driver(settings, is_async=False)
     with _installed("psycopg"):
         from onefold.stores.postgres.psycopg import pool as psycopg
-    pool = Pool(psycopg.Opener(settings), size=settings.pool_size, patience=settings.pool_timeout)
-    return PostgresStore(_database(settings, psycopg.classify), pool)
+    opener = psycopg.Opener(settings)
+    pool = Pool(opener, size=settings.pool_size, patience=settings.pool_timeout)
+    store = PostgresStore(_database(settings, psycopg.classify), pool)
+    if settings.notify:
+        from onefold.stores.postgres.psycopg.listener import Listener
+
+        store.listener = Listener(opener, settings.name)
+    return store
 
 
 def _opened_async(settings: Settings) -> AsyncPostgresStore:
@@ -139,9 +171,12 @@ async def _apply(store: AsyncPostgresStore) -> None:
 
 
 def _database(settings: Settings, classify: Callable[[BaseException], ErrorInfo | None]) -> Database:
-    return Database(
-        POSTGRES, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge
-    )
+    sql: Postgres = POSTGRES
+    if settings.notify:
+        from onefold.stores.postgres.wakeups import NOTIFYING
+
+        sql = NOTIFYING
+    return Database(sql, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge)
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:

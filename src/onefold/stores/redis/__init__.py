@@ -29,7 +29,7 @@ from onefold.stores.redis.reserved import Renewals
 from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 from onefold.stores.redis.sender import Sender
 from onefold.stores.redis.urls import PREFIX, Settings, parsed
-from onefold.stores.redis.wakeups import Listener
+from onefold.stores.redis.wakeups.threads import Listener
 from onefold.stores.reserved import came_to_nothing, unsent
 
 __all__ = ["KIND", "PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]

@@ -17,7 +17,7 @@ from onefold.stores.redis.clients import Opened
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.reserved import AsyncReservedSender
 from onefold.stores.redis.urls import Settings
-from onefold.stores.redis.wakeups import AsyncListener
+from onefold.stores.redis.wakeups.tasks import AsyncListener
 
 # Senders of a process that has forked. Their sockets, and the selectors that watch them, are still the parent's: a
 # child must neither use nor close them, and the garbage collector would close them.
