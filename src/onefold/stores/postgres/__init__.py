@@ -55,6 +55,22 @@ class PostgresStore(SqlStore):
 class AsyncPostgresStore(AsyncSqlStore):
     """The async counterpart; it survives a new event loop."""
 
+    listener: Any = None
+
+    async def listen(self, address: Address) -> bool:
+        """Wake those in this event loop who wait for this record when it ends, as `PostgresStore` does."""
+        return self.listener is not None and await self.listener.listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        if self.listener is not None:
+            self.listener.unlisten(address)
+
+    async def aclose(self) -> None:
+        if self.listener is not None:
+            await self.listener.close()
+        await super().aclose()
+
     def _new_transaction(self) -> AsyncSqlTransaction:
         return AsyncSqlTransaction(self.database._replace(sql=POSTGRES), self._pool)
 
@@ -102,8 +118,22 @@ def _opened_async(settings: Settings) -> AsyncPostgresStore:
             from onefold.stores.postgres.asyncpg import pool as driver
         else:
             from onefold.stores.postgres.psycopg import pool as driver
-    pool = AsyncPool(driver.AsyncOpener(settings), size=settings.pool_size, patience=settings.pool_timeout)
-    return AsyncPostgresStore(_database(settings, driver.classify), pool)
+    opener = driver.AsyncOpener(settings)
+    pool = AsyncPool(opener, size=settings.pool_size, patience=settings.pool_timeout)
+    store = AsyncPostgresStore(_database(settings, driver.classify), pool)
+    if settings.notify:
+        store.listener = _async_listener(settings, opener)
+    return store
+
+
+def _async_listener(settings: Settings, opener: Any) -> Any:
+    from onefold.stores.postgres.async_listener import AsyncListener
+
+    if settings.driver == "asyncpg":
+        from onefold.stores.postgres.asyncpg.listener import opens
+    else:
+        from onefold.stores.postgres.psycopg.listener import opens
+    return AsyncListener(opens(opener), settings.name)
 
 
 def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:

@@ -1,19 +1,21 @@
-"""Listen for the ends of records over psycopg, in a thread of its own: one connection for a store."""
+"""Listen for the ends of records over psycopg: a sync store in a thread of its own, an async one in its event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from onefold._concurrency.forks import set_lock
 from onefold._model import Address
 from onefold.stores.postgres import wakeups
+from onefold.stores.postgres.async_listener import Line
 from onefold.stores.postgres.wakeups import Marks
 
 
@@ -142,3 +144,67 @@ class Session:
         self._connection.pgconn.consume_input()
         while (message := self._connection.pgconn.notifies()) is not None:
             self.marks.heard(message.extra.decode())
+
+
+def opens(open_connection: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Line]]:
+    async def opened() -> Line:
+        return PsycopgLine((await open_connection()).connection)
+
+    return opened
+
+
+class PsycopgLine:
+    """An async connection. Between two statements the loop watches its socket here: psycopg does so only within one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._heard: Callable[[str], None] = _unheard
+        self._lost: Callable[[], None] = _unknown
+        # The connection does not tell any more once it is lost.
+        self._watched = connection.fileno()
+
+    async def listen(self, heard: Callable[[str], None], lost: Callable[[], None]) -> bool:
+        if wakeups.is_pooled(self._connection.info.backend_pid, await self._asked(wakeups.PROCESS)):
+            return False
+        self._heard, self._lost = heard, lost
+        self._connection.add_notify_handler(lambda message: heard(message.payload))
+        await self._connection.execute(wakeups.LISTEN)
+        self._watch()
+        return True
+
+    async def ask(self, statement: str) -> Any:
+        self._loop.remove_reader(self._watched)
+        found = await self._asked(statement)
+        self._watch()
+        return found
+
+    async def close(self) -> None:
+        if not self._connection.closed:
+            self._loop.remove_reader(self._watched)
+            await self._connection.close()
+
+    async def _asked(self, statement: str) -> Any:
+        cursor = await self._connection.execute(statement)
+        (found,) = await cursor.fetchone()
+        return found
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._watched, self._hear)
+
+    def _hear(self) -> None:
+        try:
+            self._connection.pgconn.consume_input()
+            while (message := self._connection.pgconn.notifies()) is not None:
+                self._heard(message.extra.decode())
+        except Exception as error:  # noqa: BLE001 - the session is lost: whoever waits may open another
+            wakeups.tell_failed("the session for wake-ups", error)
+            self._loop.remove_reader(self._watched)
+            self._connection.pgconn.finish()
+            self._lost()
+
+
+def _unheard(_payload: str) -> None: ...
+
+
+def _unknown() -> None: ...
