@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -130,22 +130,26 @@ def test_nobody_is_notified_if_nobody_waits(url: str, postgres_url: str) -> None
 
 
 def test_nothing_inside_a_transaction_notifies(url: str, postgres_url: str) -> None:
+    """The inner record is released, and later finished, in the transaction of the handler around it."""
     with Guard(url) as guard, asking(postgres_url) as listener:
         listener.execute(wakeups.LISTEN)
         assert guard.store.listen(CHARGE) is True
 
-        @guard.transactional("charge", key="key")
-        def charge(key: str, *, tx: Any = TX) -> str:
-            tx.execute("SELECT 1")
-            if not refuses:
+        @guard.transactional("charge", key="key", fingerprint=None)
+        def charge(key: str, error: Exception | None, *, tx: Any = TX) -> str:
+            if error is None:
                 return "charged"
-            raise ValueError("declined")
+            raise error
 
-        refuses = [True]
-        with pytest.raises(ValueError, match="declined"):
-            charge("pay_1")
-        refuses.clear()
-        assert charge("pay_1") == "charged"
+        @guard.transactional("order", key="key", fingerprint=None)
+        def order(key: str, error: Exception | None, *, tx: Any = TX) -> None:
+            with suppress(ValueError):
+                charge("pay_1", error)
+
+        order("o-1", ValueError("declined"))
+        assert guard.store.read(CHARGE) is None
+        order("o-2", None)
+        assert guard.store.read(CHARGE) is not None
 
         assert heard_by(listener) == []
 
