@@ -83,7 +83,8 @@ class Waiter:
         with _lock:
             if self.room.told is not None:
                 return False
-            self.room.told, self._asks = False, True
+            # Until there is an answer, the others expect that it does: this one looks when it has the answer.
+            self.room.told = self._asks = True
             return True
 
     def is_told(self, told: bool) -> None:  # noqa: FBT001 - the store's answer

@@ -13,8 +13,8 @@ PAUSE_FIRST: Final = 0.005
 LOOKS_PER_LEASE: Final = 120
 PAUSE_MAX: Final = (0.05, 1.0)
 
-# Where a wake-up is expected, looks are for the case that it is lost, which then at most doubles the wait.
-TOLD_FIRST: Final = 0.25
+# Where a wake-up is expected, looks are for the case that it is lost: that costs 2 s, or as long as it has waited.
+TOLD_FIRST: Final = 2.0
 TOLD_MAX: Final = 10.0
 
 
