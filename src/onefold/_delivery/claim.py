@@ -128,12 +128,7 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
                     found, looked = cast("Record", handed), False
                     continue
             else:
-                if waited and looked:
-                    yield Found(0.0, found)
-                if policy.count_duplicates:
-                    settled = yield from answer_and_count(delivery, found, then, waited)
-                else:
-                    settled = answer(delivery, found, then, waited)
+                settled = yield from _answered(delivery, found, then, waited, tells=looked)
                 if settled is not None:
                     return settled, then
                 entry, replacing = _decide.entry(then, found, request, policy, new.token), found
@@ -154,6 +149,17 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             # It counts as done now, and that is what a bypass runs again: as a claim of its own, with another token.
             _written(delivery, entry, then)
             new = _decide.change(new, token=delivery.mint())
+
+
+def _answered(
+    delivery: Delivery, found: Record, then: Then, waited: float, *, tells: bool
+) -> Flow[Outcome[Any] | None]:
+    """Return the record's own answer. One that has waited, and looked, tells the other waiters of its process first."""
+    if waited and tells:
+        yield Found(0.0, found)
+    if delivery.policy.count_duplicates:
+        return (yield from answer_and_count(delivery, found, then, waited))
+    return answer(delivery, found, then, waited)
 
 
 def _disown(entry: Entry, down: StoreUnavailable) -> Flow[None]:

@@ -289,6 +289,8 @@ class Physics:
                 return _put(world, who, replace(worker, woken=False, handed=None))
             # Whoever is woken may be handed what another has found; who looks by itself was not told yet.
             reply = worker.handed if way != "looks by itself" else None
+            if self.scenario.counts and reply is not None:
+                worker = replace(worker, found=past.done)
             worker = worker if way == "is woken twice" else replace(worker, woken=False, handed=None)
         elif isinstance(moment, Tells):
             if moment.found.state in ENDED:
