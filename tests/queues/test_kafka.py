@@ -12,6 +12,7 @@ from confluent_kafka import SerializingProducer
 
 from onefold import AsyncGuard, Guard, UsageError
 from onefold._delivery import claim as claim_flow
+from onefold._delivery.waiting import patience
 from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues.keys import field, header, position
 from tests.queues.kafka_tools import (
@@ -129,7 +130,7 @@ def test_a_running_duplicate_first_waits_in_place(
     store = f"sqlite:///{tmp_path / 'records.db'}"
     started, found, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
-    waiting_for = claim_flow.waiting_for
+    waiting_for = patience.waiting_for
 
     def running() -> None:
         started.set()
