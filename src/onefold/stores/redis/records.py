@@ -89,10 +89,10 @@ def _script(*names: str) -> Script:
     return Script(named, (b"EVAL", text, b"1"), on_the_wire(named))
 
 
-CLAIM: Final = _script("wake", "claim")
+CLAIM: Final = _script("claim")
 EXTEND: Final = _script("parts", "extend")
-FINISH: Final = _script("parts", "wake", "finish")
-RELEASE: Final = _script("parts", "wake", "release")
+FINISH: Final = _script("parts", "finish")
+RELEASE: Final = _script("parts", "release")
 READ: Final = _script("read")
 ANNOTATE: Final = _script("parts", "annotate")
 
