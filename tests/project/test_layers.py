@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keys": {"_fingerprint", "_model", "errors"},
     "_handlers": {"_checks", "_fingerprint", "_concurrency", "_model", "errors", "keys"},
     "_heartbeat": {"_model", "durations", "errors", "events", "stores.base"},
-    "_delivery": RULES | {"_handlers", "_delivery.handler_steps"},
+    "_delivery": RULES | {"_handlers", "_delivery.handler_steps", "_delivery.waiting"},
+    "_delivery.waiting": RULES | {"_delivery"},
     "_delivery.handler_steps": RULES | {"_delivery"},
     "current": RULES | {"_delivery", "_delivery.handler_steps", "_handlers", "_heartbeat"},
     # `guard.check()` judges as the doctor does. Imported on use.
@@ -117,12 +118,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": PUBLIC | {"stores", "testing.promises"},
     "testing.promises": PUBLIC | {"_model"},
     # It runs the production flows, and so it has to reach them.
-    "testing.simulate": PUBLIC | CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.sql"},
+    "testing.simulate": PUBLIC
+    | CORE
+    | {"_delivery.handler_steps", "_delivery.waiting", "_guard", "stores", "stores.sql"},
 }
 
-PURE = {"_delivery", "_delivery.handler_steps", "_fingerprint", "http._shared", "http._requests", "http._answers"}
+PURE = {
+    "_delivery",
+    "_delivery.handler_steps",
+    "_delivery.waiting",
+    "_fingerprint",
+    "http._shared",
+    "http._requests",
+    "http._answers",
+}
 # The drivers perform what the flows only ask for.
-PERFORMING = {"_delivery.drive", "_delivery.handler_steps.log_writes"}
+PERFORMING = {"_delivery.drive", "_delivery.waiting", "_delivery.handler_steps.log_writes"}
 # It has to know the types of moments, and asks for none.
 KNOWS_MOMENTS = {"_fingerprint.canonical"}
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "secrets", "datetime"}

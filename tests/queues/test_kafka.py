@@ -12,6 +12,7 @@ from confluent_kafka import SerializingProducer
 
 from onefold import AsyncGuard, Guard, UsageError
 from onefold._delivery import claim as claim_flow
+from onefold._delivery.waiting import patience
 from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues.keys import field, header, position
 from tests.queues.kafka_tools import (
@@ -129,22 +130,22 @@ def test_a_running_duplicate_first_waits_in_place(
     store = f"sqlite:///{tmp_path / 'records.db'}"
     started, found, effects, heard = threading.Event(), threading.Event(), Effects(), Heard()
     produce(kafka_url, kafka_topic, ("a", b"1"), ("b", b"2"))
-    patience = claim_flow._patience
+    waiting_for = patience.waiting_for
 
     def running() -> None:
         started.set()
         assert found.wait(PATIENCE)
 
-    def waits(*given: float) -> float:
+    def waits(*given: Any) -> Any:
         """The duplicate has found the other one running."""
         found.set()
-        return patience(*given)
+        return waiting_for(*given)
 
     def deliver() -> None:
         with Guard(store) as other:
             other.run("credit", "a", running)
 
-    monkeypatch.setattr(claim_flow, "_patience", waits)
+    monkeypatch.setattr(claim_flow, "waiting_for", waits)
     owner = Elsewhere(deliver)
     assert started.wait(PATIENCE)
     with worker(kafka_url, kafka_topic, effects, store=store, wait=PATIENCE) as one:

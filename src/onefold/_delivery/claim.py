@@ -15,7 +15,8 @@ from onefold._delivery import earlier_ending
 from onefold._delivery.close import close, close_done, finish, give_back, held_ending
 from onefold._delivery.decide import Then
 from onefold._delivery.probe import ask_probe, refusal
-from onefold._delivery.steps import Annotating, Claiming, Ended, Pausing, Reading, Releasing, Running, Watching
+from onefold._delivery.steps import Annotating, Claiming, Ended, Found, Reading, Releasing, Running, Watching
+from onefold._delivery.waiting.patience import waiting_for
 from onefold._delivery.work import Delivery, not_kept, refused, replay, stored_error, tell_if_uncompared
 from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Record, State
 from onefold._model.notes import with_one_more
@@ -35,10 +36,6 @@ ROUNDS_MAX: Final = 8
 
 # Duplicates can race to be counted; each lost race is one round, and the answer waits meanwhile.
 COUNT_ROUNDS_MAX: Final = 3
-
-# A duplicate polls after 5 ms, then ever more rarely: a quick handler is answered quickly.
-PAUSE_FIRST: Final = 0.005
-PAUSE_MAX: Final = 0.25
 
 # How long a refused duplicate is told to wait: most handlers end within it, whatever their lease.
 RETRY_AFTER: Final = 1.0
@@ -116,7 +113,7 @@ def win(delivery: Delivery, *, unstarted: bool = False) -> Flow[tuple[Entry | Ou
 def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flow[tuple[Entry | Outcome[Any], Then]]:
     """Claim until the address is ours or otherwise settled, once `new` has been refused for what was found."""
     request, policy = delivery.request, delivery.policy
-    waited, rounds = 0.0, 1
+    waited, rounds, looked = 0.0, 1, True
     while True:
         entry, then, replacing = new, RUN, None
         waits = False
@@ -124,13 +121,14 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             then = _decide.decide(found, request, policy)
             waits = waited < policy.wait and then is Then.REFUSE_RUNNING
             if waits:
-                waited += yield Pausing(_patience(waited, policy.wait, found.lease_left))
-                then = RUN
+                took, handed = yield waiting_for(found, waited, policy.wait, policy.lease)
+                waited, then = waited + took, RUN
+                if handed is not None:
+                    # Another waiter has looked for us.
+                    found, looked = cast("Record", handed), False
+                    continue
             else:
-                if policy.count_duplicates:
-                    settled = yield from answer_and_count(delivery, found, then, waited)
-                else:
-                    settled = answer(delivery, found, then, waited)
+                settled = yield from _answered(delivery, found, then, waited, tells=looked)
                 if settled is not None:
                     return settled, then
                 entry, replacing = _decide.entry(then, found, request, policy, new.token), found
@@ -138,6 +136,7 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             if rounds == ROUNDS_MAX:
                 raise refused(delivery, InProgress.about(request.address, retry_after=RETRY_AFTER))
             rounds += 1
+        looked = True
         try:
             found = yield Claiming(entry, replacing)
         except StoreUnavailable as down:
@@ -150,6 +149,17 @@ def _contend(delivery: Delivery, new: Entry, found: Record | Gone | None) -> Flo
             # It counts as done now, and that is what a bypass runs again: as a claim of its own, with another token.
             _written(delivery, entry, then)
             new = _decide.change(new, token=delivery.mint())
+
+
+def _answered(
+    delivery: Delivery, found: Record, then: Then, waited: float, *, tells: bool
+) -> Flow[Outcome[Any] | None]:
+    """Return the record's own answer. One that has waited, and looked, tells the other waiters of its process first."""
+    if waited and tells:
+        yield Found(0.0, found)
+    if delivery.policy.count_duplicates:
+        return (yield from answer_and_count(delivery, found, then, waited))
+    return answer(delivery, found, then, waited)
 
 
 def _disown(entry: Entry, down: StoreUnavailable) -> Flow[None]:
@@ -310,9 +320,3 @@ def _doubt(answered: ProbeAnswer, attempt: int) -> str:
     if isinstance(answered, NotDone):
         return f"attempt {attempt} was abandoned, the probe says that nothing happened, and the attempts are used up"
     return f"attempt {attempt} was abandoned, and the probe could not say whether it happened"
-
-
-def _patience(waited: float, wait: float, lease_left: float) -> float:
-    """Return the next pause of a waiting duplicate: a tenth of the wait so far, within its bound and the lease."""
-    pause = min(max(PAUSE_FIRST, waited / 4), PAUSE_MAX)
-    return max(min(pause, wait - waited, max(lease_left, PAUSE_FIRST)), PAUSE_FIRST / 5)

@@ -37,8 +37,11 @@ from onefold._concurrency.interrupts import (
     unmasked,
 )
 from onefold._concurrency.users_errors import as_raised
+from onefold._concurrency.waiters import ROOMS
+from onefold._delivery import waiting
 from onefold._delivery.steps import (
     Ended,
+    Found,
     LeaseLeft,
     Left,
     Pausing,
@@ -47,8 +50,10 @@ from onefold._delivery.steps import (
     StoreStep,
     Took,
     Unwatching,
+    Waiting,
     Watching,
 )
+from onefold._delivery.waiting import Seat
 from onefold._handlers.returned import SUSPENDED, mistake, mistaken_probe
 from onefold._model import Claim, Record
 from onefold.errors import UsageError
@@ -92,6 +97,7 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loo
     interrupt: BaseException | None = None
     ran: Ended | None = None
     watched: list[Claim] = []
+    seat: Seat = []
     sent = 0.0
     generation = forks.generation
     try:
@@ -110,13 +116,13 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loo
                         raise
                     interrupt, stop = interrupt or stop, None
             elif isinstance(step, Running):
-                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context)
+                reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context, seat)
                 interrupt = interrupt or ran.interrupt
             elif isinstance(step, Watching):
                 watched.extend(step.claims)
                 reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
-                reply = _pause(step.seconds, interrupt)
+                reply = _pause(step, seat, context, sent, interrupt)
             else:
                 reply = _lease(step, context, sent)
     except StopIteration as end:
@@ -136,6 +142,8 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loo
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
+        if ROOMS:
+            waiting.leave(watched, seat)
     try:
         raise _of_a_child(ran) if interrupt is None else interrupt
     finally:
@@ -159,6 +167,7 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C9
     interrupt: BaseException | None = None
     ran: Ended | None = None
     watched: list[Claim] = []
+    seat: Seat = []
     sent = 0.0
     generation = forks.generation
     try:
@@ -171,13 +180,15 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C9
                 reply, failure, stop = await perform_async(step, context, interrupt)
                 interrupt, stop = interrupt or stop, None
             elif isinstance(step, Running):
-                reply = ran = Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context)
+                reply = ran = (
+                    Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context, seat)
+                )
                 interrupt = interrupt or ran.interrupt
             elif isinstance(step, Watching):
                 watched.extend(step.claims)
                 reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
-                reply = await _pause_async(step.seconds, interrupt)
+                reply = await _pause_async(step, seat, context, sent, interrupt)
             else:
                 reply = _lease(step, context, sent)
     except StopIteration as end:
@@ -196,6 +207,8 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C9
         flow.close()
         if watched:
             context.heartbeat.unwatch(watched)
+        if ROOMS:
+            waiting.leave(watched, seat)
     try:
         raise _of_a_child(ran) if interrupt is None else interrupt
     finally:
@@ -212,10 +225,12 @@ def _lease(step: Step, context: SupportsDriving, sent: float) -> float | None:
     return context.heartbeat.left(step.claim)  # type: ignore[no-any-return]
 
 
-def _run(step: Running, context: SupportsDriving) -> Ended:
+def _run(step: Running, context: SupportsDriving, seat: Seat) -> Ended:
     current, started, around = None, False, context.around()
     value: Any = NOTHING
     try:
+        if seat:
+            waiting.run_instead(seat)
         current, started = context.enter(step), True
         try:
             value = step.call(current) if step.probing else step.call()
@@ -226,7 +241,9 @@ def _run(step: Running, context: SupportsDriving) -> Ended:
         return _interrupted(step, value, error, context.put_back(around, current), started=started)
 
 
-async def _run_async(step: Running, context: SupportsDriving) -> Ended:
+async def _run_async(step: Running, context: SupportsDriving, seat: Seat) -> Ended:
+    if seat:
+        waiting.run_instead(seat)
     ended = await _call_async(step, context)
     if context.nest is None:
         return ended
@@ -278,20 +295,30 @@ def _raised(error: BaseException | None, left: Left, *, started: bool = True) ->
     return Ended(error=error, notes=left[0], started=started, steps=left[1], noted=left[2])
 
 
-def _pause(seconds: float, interrupt: BaseException | None) -> float:
+def _pause(step: Pausing, seat: Seat, context: SupportsDriving, sent: float, interrupt: BaseException | None) -> Any:
     """Sleep, and return how long it took. After an interrupt, raise it instead."""
     if interrupt is not None:
         raise interrupt
+    if isinstance(step, Waiting):
+        return waiting.wait(step, seat, context, sent)
+    if isinstance(step, Found):
+        return waiting.share(step, seat)
     began = time.monotonic()
-    time.sleep(seconds)
+    time.sleep(step.seconds)
     return time.monotonic() - began
 
 
-async def _pause_async(seconds: float, interrupt: BaseException | None) -> float:
+async def _pause_async(
+    step: Pausing, seat: Seat, context: SupportsDriving, sent: float, interrupt: BaseException | None
+) -> Any:
     import asyncio
 
     if interrupt is not None:
         raise interrupt
+    if isinstance(step, Waiting):
+        return await waiting.wait_async(step, seat, context, sent)
+    if isinstance(step, Found):
+        return waiting.share(step, seat)
     began = time.monotonic()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(step.seconds)
     return time.monotonic() - began

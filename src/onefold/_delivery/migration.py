@@ -14,10 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
+import msgspec
+
 from onefold._concurrency.generators import Flow
 from onefold._delivery import earlier_ending
 from onefold._delivery.claim import RETRY_AFTER
-from onefold._delivery.steps import Claiming, ClaimingAll, Elsewhere, Reading, Releasing, Step, StillOpen, StoreStep
+from onefold._delivery.steps import (
+    Claiming,
+    ClaimingAll,
+    Elsewhere,
+    Reading,
+    Releasing,
+    Step,
+    StillOpen,
+    StoreStep,
+    Waiting,
+)
 from onefold._model import GONE, Address, Claim, Entry, Gone, Record, State
 from onefold.errors import InProgress, StoreUnavailable, UsageError
 
@@ -41,6 +53,9 @@ def read_through(flow: Flow[T], old: Old) -> Flow[T]:
     def expand(step: Step) -> Flow[Any]:
         if isinstance(step, Claiming):
             return _claim(step, old, moved)
+        if isinstance(step, Waiting):
+            # It may run in the other store, of whose endings nobody tells.
+            return _as_it_is(msgspec.structs.replace(step, seconds_told=step.seconds))
         return _read(step, old) if isinstance(step, Reading) else _as_it_is(step)
 
     return _expanded(flow, expand)

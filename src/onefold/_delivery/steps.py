@@ -236,6 +236,24 @@ class Pausing(Step, frozen=True):
     seconds: float
 
 
+class Waiting(Pausing, frozen=True):
+    """Wait for the end of a running delivery, until it is time to look again.
+
+    The reply is how long it took, and the record if another waiter of this process has found that it has ended.
+    """
+
+    found: Record
+    # The pause if somebody is expected to tell of the end, and the longest wait in any case.
+    seconds_told: float
+    at_most: float
+
+
+class Found(Pausing, frozen=True):
+    """Tell the other waiters of this process what was found."""
+
+    record: Record
+
+
 class Ended(msgspec.Struct, frozen=True):
     """How a handler ended. `started` is False if an interrupt came before its first line."""
 

@@ -320,7 +320,7 @@ def test_a_url_says_which_servers_and_how(url: str, means: dict[str, Any]) -> No
             "write redis://, redis+unix://, redis+sentinel://, redis+cluster://: did you mean 'cluster'?",
         ),
         ("redis://h#1", "write redis://"),
-        ("redis://h?prefx=a", "'prefx' is not one of prefix, wait_replicas, wait_timeout, socket_timeout"),
+        ("redis://h?prefx=a", "'prefx' is not one of prefix, wait_replicas, wait_timeout, wakeups"),
         ("redis://h?prefx=a", "did you mean 'prefix'?"),
         ("redis://h?sentinel_password=x", "'sentinel_password' is not one of"),
         ("redis://h?prefix=", "prefix='' has to be a string of 1 to 128 bytes"),

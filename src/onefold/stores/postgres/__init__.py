@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from onefold._checks import not_installed
+from onefold._model import Address
 from onefold.errors import UsageError
 from onefold.stores.base import Query
-from onefold.stores.postgres.dialect import LOCK, POSTGRES
+from onefold.stores.postgres.dialect import LOCK, POSTGRES, Postgres
 from onefold.stores.postgres.kind import KIND as KIND
 from onefold.stores.postgres.marked import AsyncPostgresTransaction, PostgresTransaction
 from onefold.stores.postgres.urls import ASYNCPG_OPTIONS, LIBPQ_OPTIONS, Settings, check_options, settings_of
@@ -29,15 +30,49 @@ EXTRAS: Final = {"psycopg": "postgres", "asyncpg": "asyncpg"}
 class PostgresStore(SqlStore):
     """A `Store`, `Batching`, `Browsable` and `Joinable`; safe to share between threads, and across a fork."""
 
+    # Hears of the ends of records, if the URL has `notify=true`.
+    listener: Any = None
+
+    def listen(self, address: Address) -> bool:
+        """Wake those in this process who wait for this record when it ends. Return whether that can be expected."""
+        return self.listener is not None and self.listener.listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        if self.listener is not None:
+            self.listener.unlisten(address)
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+        super().close()
+
     def _new_transaction(self) -> PostgresTransaction:
-        return PostgresTransaction(self.database, self._pool)
+        # Nothing in a transaction of a handler's tells of anything: NOTIFY would lock the database at its commit.
+        return PostgresTransaction(self.database._replace(sql=POSTGRES), self._pool)
 
 
 class AsyncPostgresStore(AsyncSqlStore):
     """The async counterpart; it survives a new event loop."""
 
+    listener: Any = None
+
+    async def listen(self, address: Address) -> bool:
+        """Wake those in this event loop who wait for this record when it ends, as `PostgresStore` does."""
+        return self.listener is not None and await self.listener.listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        if self.listener is not None:
+            self.listener.unlisten(address)
+
+    async def aclose(self) -> None:
+        if self.listener is not None:
+            await self.listener.close()
+        await super().aclose()
+
     def _new_transaction(self) -> AsyncPostgresTransaction:
-        return AsyncPostgresTransaction(self.database, self._pool)
+        return AsyncPostgresTransaction(self.database._replace(sql=POSTGRES), self._pool)
 
 
 def open_store(url: str) -> PostgresStore:
@@ -66,8 +101,14 @@ def _opened(settings: Settings) -> PostgresStore:
     _check_driver(settings, is_async=False)
     with _installed("psycopg"):
         from onefold.stores.postgres.psycopg import pool as psycopg
-    pool = Pool(psycopg.Opener(settings), size=settings.pool_size, patience=settings.pool_timeout)
-    return PostgresStore(_database(settings, psycopg.classify), pool)
+    opener = psycopg.Opener(settings)
+    pool = Pool(opener, size=settings.pool_size, patience=settings.pool_timeout)
+    store = PostgresStore(_database(settings, psycopg.classify), pool)
+    if settings.notify:
+        from onefold.stores.postgres.psycopg.listener import Listener
+
+        store.listener = Listener(opener, settings.name)
+    return store
 
 
 def _opened_async(settings: Settings) -> AsyncPostgresStore:
@@ -77,8 +118,22 @@ def _opened_async(settings: Settings) -> AsyncPostgresStore:
             from onefold.stores.postgres.asyncpg import pool as driver
         else:
             from onefold.stores.postgres.psycopg import pool as driver
-    pool = AsyncPool(driver.AsyncOpener(settings), size=settings.pool_size, patience=settings.pool_timeout)
-    return AsyncPostgresStore(_database(settings, driver.classify), pool)
+    opener = driver.AsyncOpener(settings)
+    pool = AsyncPool(opener, size=settings.pool_size, patience=settings.pool_timeout)
+    store = AsyncPostgresStore(_database(settings, driver.classify), pool)
+    if settings.notify:
+        store.listener = _async_listener(settings, opener)
+    return store
+
+
+def _async_listener(settings: Settings, opener: Any) -> Any:
+    from onefold.stores.postgres.async_listener import AsyncListener
+
+    if settings.driver == "asyncpg":
+        from onefold.stores.postgres.asyncpg.listener import opens
+    else:
+        from onefold.stores.postgres.psycopg.listener import opens
+    return AsyncListener(opens(opener), settings.name)
 
 
 def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
@@ -146,9 +201,12 @@ async def _apply(store: AsyncPostgresStore) -> None:
 
 
 def _database(settings: Settings, classify: Callable[[BaseException], ErrorInfo | None]) -> Database:
-    return Database(
-        POSTGRES, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge
-    )
+    sql: Postgres = POSTGRES
+    if settings.notify:
+        from onefold.stores.postgres.wakeups import NOTIFYING
+
+        sql = NOTIFYING
+    return Database(sql, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge)
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:

@@ -43,9 +43,11 @@ class Settings(NamedTuple):
     # None: prepare unless a pooler is in between.
     prepare: bool | None = None
     purge: bool = True
+    # Whether the ends of records are told to those who wait in other processes. Needs a direct connection.
+    notify: bool = False
 
 
-OPTIONS: Final = ("auto_schema", "isolation", "pool_size", "pool_timeout", "prepare", "purge")
+OPTIONS: Final = ("auto_schema", "isolation", "notify", "pool_size", "pool_timeout", "prepare", "purge")
 
 # The options of libpq, of PostgreSQL 18 and a few later ones. The installed one may know fewer, and is asked when a
 # connection is opened.
@@ -101,7 +103,7 @@ def one_by_one(url: str) -> list[str]:
 
 def _checked(ours: dict[str, str]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
-    for name in ("auto_schema", "prepare", "purge"):
+    for name in ("auto_schema", "notify", "prepare", "purge"):
         if name in ours:
             checked[name] = yes_or_no(ours[name], name)
     if "isolation" in ours:

@@ -29,6 +29,7 @@ from onefold.stores.redis.reserved import Renewals
 from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 from onefold.stores.redis.sender import Sender
 from onefold.stores.redis.urls import PREFIX, Settings, parsed
+from onefold.stores.redis.wakeups.threads import Listener
 from onefold.stores.reserved import came_to_nothing, unsent
 
 __all__ = ["KIND", "PREFIX", "AsyncRedisStore", "RedisStore", "adopt", "open_async_store", "open_store"]
@@ -73,11 +74,13 @@ class RedisStore(_Options):
         prefix: str | None = None,
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
+        wakeups: bool | None = None,
     ) -> None:
-        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, is_async=False))
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, wakeups, is_async=False))
         self._sender: Sender | None = None if self._terms.settings else clients.sender(source, ours=False)
         self._renewals = None if self._sender is None else Renewals(self._sender)
         self._opened: clients.Opened | None = None
+        self._listener: Listener | None = None
         self._opening, self._pid = threading.Lock(), os.getpid()
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
@@ -133,6 +136,20 @@ class RedisStore(_Options):
         """Return whether an error is ours, as all of the server's are. Any other came from a signal handler."""
         return isinstance(error, OnefoldError)
 
+    def listen(self, address: Address) -> bool:
+        """Wake those in this process who wait for this record when it ends. Return whether that can be expected."""
+        if not self._terms.wakeups:
+            return False
+        sender = self._sender or self._open()
+        if self._listener is None:
+            self._listener = Listener(sender, self._terms.where, self._terms.keys)
+        return self._listener.listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        if self._listener is not None:
+            self._listener.unlisten(address)
+
     def browse(self, query: Query, limit: int) -> list[Record]:
         return self._dispatch(self._operations.browse, query, limit)
 
@@ -156,6 +173,9 @@ class RedisStore(_Options):
 
     def close(self) -> None:
         """Close the connections that the store has opened, not your own client. Later use opens new ones."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         if self._renewals is not None:
             self._renewals.close()
         opened, sender, self._opened = self._opened, self._sender, None
@@ -237,9 +257,10 @@ class AsyncRedisStore(_Options):
         prefix: str | None = None,
         wait_replicas: int | None = None,
         wait_timeout: Duration | None = None,
+        wakeups: bool | None = None,
     ) -> None:
-        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, is_async=True))
-        self._loops = Loops(self._terms.settings or source)
+        super().__init__(_terms(source, prefix, wait_replicas, wait_timeout, wakeups, is_async=True))
+        self._loops = Loops(self._terms.settings or source, self._terms.where, self._terms.keys)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if entry.state is RUNNING:
@@ -287,6 +308,14 @@ class AsyncRedisStore(_Options):
     async def close_all(self, closes: Sequence[Close]) -> list[bool]:
         claims = [close.claim for close in closes]
         return await self._sent_soon(lambda topology: self._operations.close_all(topology, closes), claims)
+
+    async def listen(self, address: Address) -> bool:
+        """Wake those in this event loop who wait for this record when it ends, as `RedisStore` does."""
+        return self._terms.wakeups and await (await self._loops.listener()).listen(address)
+
+    def unlisten(self, address: Address) -> None:
+        """Wake nobody any more for this record."""
+        self._loops.unlisten(address)
 
     async def browse(self, query: Query, limit: int) -> list[Record]:
         return await self._dispatch(self._operations.browse, query, limit)
@@ -372,6 +401,8 @@ class Terms(NamedTuple):
     where: str
     keys: Keys
     wait: Wait | None
+    # Whether those who wait subscribe to the ends of records.
+    wakeups: bool
 
 
 def _terms(
@@ -379,6 +410,7 @@ def _terms(
     prefix: str | None,
     wait_replicas: int | None,
     wait_timeout: Duration | None,
+    wakeups: object = None,
     *,
     is_async: bool,
 ) -> Terms:
@@ -394,7 +426,7 @@ def _terms(
     replicas = at_least(0, said.get("wait_replicas", 0) if wait_replicas is None else wait_replicas, "wait_replicas")
     seconds = said.get("wait_timeout", WAIT_TIMEOUT) if wait_timeout is None else wait_timeout
     wait = Wait(replicas, _checked_wait(seconds, patience)) if replicas else None
-    return Terms(settings, where, keys, wait)
+    return Terms(settings, where, keys, wait, said.get("wakeups", True) if wakeups is None else bool(wakeups))
 
 
 def _checked_prefix(prefix: object) -> str:

@@ -8,6 +8,8 @@ from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 
 # The permissions that the store's user needs, and those that it needs in addition in a cluster.
 PERMISSIONS: Final = "+evalsha +eval +get +set +del +pttl +time +scan +wait"
+# For those who wait, and for what wakes them, with &PREFIX* for the channels. Without them waiters poll.
+WAKEUP_PERMISSIONS: Final = "+subscribe +unsubscribe +publish +pubsub|numsub"
 CLUSTER_PERMISSIONS: Final = "+cluster|slots +command +asking"
 
 _LOGIN: Final = (

@@ -150,6 +150,7 @@ STORE_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "prefix": lambda text, _name: text,
     "wait_replicas": _count,
     "wait_timeout": _seconds,
+    "wakeups": yes_or_no,
 }
 CLIENT_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
     "socket_timeout": _seconds,

@@ -87,6 +87,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     # Finished records count the duplicates that they answer.
     counts: bool = False
     wait: float = 0.0
+    # One who waits also looks by itself. Without it, a lost wake-up would leave it waiting.
+    looks: bool = True
     store_down: StoreDown = "refuse"
     store: Callable[..., MemoryStore] = MemoryStore
     # The numbers of invariants that are not checked, to see what else would find the same defect.
@@ -118,6 +120,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             ("a store that loses records", self.loses),
             ("counted duplicates", self.counts),
             ("waiting", self.wait > 0),
+            ("never looking by itself", not self.looks),
             ("unprotected runs", self.store_down == "run"),
         )
 
@@ -203,6 +206,7 @@ def _everyday() -> Iterator[Scenario]:
         yield Scenario(after_crash=way, ages=True)
         yield Scenario(after_crash=way, workers=3, faults=0)
         yield Scenario(after_crash=way, faults=1, wait=0.01)
+        yield Scenario(after_crash=way, workers=3, faults=1, wait=0.001, beats=0)
         yield Scenario(after_crash=way, bypass=True, steps=("reserve",), beats=0)
     for way in CAREFUL:
         yield Scenario(after_crash=way, person="done")

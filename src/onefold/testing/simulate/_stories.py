@@ -8,7 +8,7 @@ from onefold._delivery.steps import Claiming, StoreStep
 from onefold._model import State
 from onefold.stores.memory import Row
 from onefold.testing.simulate._scenario import NOW
-from onefold.testing.simulate._worker import Choose, Effect, End, Moment
+from onefold.testing.simulate._worker import Choose, Effect, End, Moment, Waits
 
 FAULTS: Final = {
     "no answer": ": the store does not answer",
@@ -44,11 +44,13 @@ def _done_at(moment: Moment, way: str) -> str:
         if moment.replacing is not None and moment.replacing.token == moment.entry.token:
             verb = "counts the start"
         return verb if moment.entry.state is State.RUNNING else f"writes {moment.entry.state}"
+    if isinstance(moment, Waits):
+        return way if way != "dies" else "is woken"
     if isinstance(moment, Choose):
         return f"sees that {moment.what} {way}" if way != "dies" else "ends its handler"
     verbs = {"Reading": "looks", "Finishing": "finishes", "Releasing": "releases", "Extending": "writes down its step"}
-    verbs |= {"Annotating": "counts a duplicate"}
-    verbs |= {"Start": "starts the handler", "Watched": "is watched by its heartbeat", "Pause": "waits"}
+    verbs |= {"Annotating": "counts a duplicate", "Pause": "waits", "Tells": "tells the others"}
+    verbs |= {"Start": "starts the handler", "Watched": "is watched by its heartbeat"}
     verbs |= {"Returned": "goes on after its step"}
     verbs |= {"LeaseLeft": "looks at its lease", "Beginning": "begins", "Committing": "commits"}
     if isinstance(moment, Effect):

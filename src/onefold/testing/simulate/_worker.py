@@ -19,16 +19,18 @@ from onefold._delivery.steps import (
     Elsewhere,
     Ended,
     Extending,
+    Found,
     LeaseLeft,
     Pausing,
     Running,
     StoreStep,
     Took,
     Unwatching,
+    Waiting,
     Watching,
 )
 from onefold._delivery.work import Delivery
-from onefold._model import Done, NotDone, Unknown, downstream
+from onefold._model import Done, NotDone, Record, Unknown, downstream
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -62,7 +64,17 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A waiting duplicate sleeps."""
+    """A retry is due later."""
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """A duplicate waits for the end of another delivery: it is woken, or looks by itself."""
+
+
+class Tells(msgspec.Struct, frozen=True):
+    """A duplicate that has waited tells the others what it has found."""
+
+    found: Record
 
 
 class End(msgspec.Struct, frozen=True):
@@ -92,7 +104,7 @@ class Raised(Exception):
     """The handler's own error in a simulation."""
 
 
-Moment = StoreStep | Start | Effect | Returned | Choose | Watched | Pause | LeaseLeft | End
+Moment = StoreStep | Start | Effect | Returned | Choose | Watched | Pause | Waits | Tells | LeaseLeft | End
 Script = Generator[Any, Any, End]
 
 
@@ -129,6 +141,11 @@ def script(plan: Plan) -> Script:
         elif isinstance(step, Took):
             # No operation takes any time here.
             reply = 0.0
+        elif isinstance(step, Waiting):
+            handed = yield Waits()
+            reply = step.seconds, handed
+        elif isinstance(step, Found):
+            yield Tells(step.record)
         elif isinstance(step, Pausing):
             yield Pause()
             reply = step.seconds

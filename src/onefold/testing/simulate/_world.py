@@ -15,13 +15,27 @@ from msgspec.structs import replace
 
 from onefold._delivery import earlier_ending
 from onefold._delivery.steps import Claiming, Extending, LeaseLeft, Reading, StoreStep
-from onefold._model import Claim, Entry, State
+from onefold._delivery.waiting import ENDED
+from onefold._model import Claim, Entry, Record, State
 from onefold.codecs import MsgspecCodec
 from onefold.stores.memory import MemoryStore, Row
 from onefold.testing.simulate._scenario import ADDRESS, KEEP, LEASE, NOW, Scenario
-from onefold.testing.simulate._statements import Past, Statements
+from onefold.testing.simulate._statements import Past, Statements, Violation
 from onefold.testing.simulate._stories import told
-from onefold.testing.simulate._worker import Choose, Effect, End, Fails, Moment, Node, Placed, Returned, Start, Watched
+from onefold.testing.simulate._worker import (
+    Choose,
+    Effect,
+    End,
+    Fails,
+    Moment,
+    Node,
+    Placed,
+    Returned,
+    Start,
+    Tells,
+    Waits,
+    Watched,
+)
 
 # Not a worker: time, the network.
 NATURE = -1
@@ -68,6 +82,10 @@ class Worker(Placed, frozen=True):
     found: str | None = None
     # The life of the record in which it made its first request.
     epoch: int = -1
+    # It has waited, and has no answer yet. A wake-up may be on its way to it, with the record that another has found.
+    waiting: bool = False
+    woken: bool = False
+    handed: Record | None = None
 
 
 class World(msgspec.Struct, frozen=True):
@@ -131,6 +149,8 @@ class Physics:
                 fault = number > 0 and moment.what == "the handler"
                 if faulty or not fault:
                     yield Action(who, way, fault)
+        elif isinstance(moment, Waits):
+            yield from self._wake_ups(worker, who, faulty=faulty)
         else:
             yield Action(who, "goes on")
         if worker.watched and worker.beats and not worker.lost:
@@ -143,6 +163,16 @@ class Physics:
                 yield Action(who, way, fault=True)
             if self.scenario.late:
                 yield Action(who, "arrives late", fault=True)
+
+    def _wake_ups(self, worker: Worker, who: int, *, faulty: bool) -> Iterator[Action]:
+        """Yield how a wait may end. A wake-up may be late, lost or doubled; a spurious one is a look by itself."""
+        if self.scenario.looks:
+            yield Action(who, "looks by itself")
+        if worker.woken:
+            yield Action(who, "is woken")
+        if worker.woken and faulty:
+            yield Action(who, "is woken twice", fault=True)
+            yield Action(who, "is not woken", fault=True)
 
     def _time(self, world: World) -> Iterator[Action]:
         row = world.row
@@ -246,7 +276,7 @@ class Physics:
             )
             world = replace(world, workers=others)
             overlapped = any(one.inside and one.order > worker.order > 0 for one in others)
-            worker = replace(worker, inside=True, overlapped=overlapped)
+            worker = replace(worker, inside=True, overlapped=overlapped, waiting=False, woken=False, handed=None)
         elif isinstance(moment, Effect):
             past = self.statements.happened(past, worker, moment)
         elif isinstance(moment, Returned):
@@ -254,6 +284,18 @@ class Physics:
         elif isinstance(moment, Watched):
             worker = replace(worker, watched=True)
             reply = 0.0 if worker.lapsed else LEASE
+        elif isinstance(moment, Waits):
+            if way == "is not woken":
+                return _put(world, who, replace(worker, woken=False, handed=None))
+            # Whoever is woken may be handed what another has found; who looks by itself was not told yet.
+            reply = worker.handed if way != "looks by itself" else None
+            if self.scenario.counts and reply is not None:
+                worker = replace(worker, found=past.done)
+            worker = worker if way == "is woken twice" else replace(worker, woken=False, handed=None)
+        elif isinstance(moment, Tells):
+            if moment.found.state in ENDED:
+                world = replace(world, workers=tuple(_woken(one, moment.found) for one in world.workers))
+                worker = world.workers[who]
         elif isinstance(moment, LeaseLeft):
             reply = 0.0 if worker.lapsed or worker.lost else LEASE
         elif isinstance(moment, Choose):
@@ -265,14 +307,21 @@ class Physics:
 
     def _after(self, world: World, who: int, worker: Worker, reply: Any) -> World:
         worker = replace(worker, node=worker.node.after(reply))
+        if isinstance(worker.at, Waits):
+            worker = replace(worker, waiting=True)
         if isinstance(worker.at, End):
             self.statements.ended(world.past, worker)
+            if worker.claim is not None or worker.waiting:
+                # Its own delivery has ended, or it has looked and leaves the next look to another.
+                world = replace(world, workers=tuple(_woken(one) for one in world.workers))
             # Nothing of an ended worker matters any more but that it has ended, and that its claim may lie about.
             worker = Worker(worker.node, claim=worker.claim)
         return _put(world, who, worker)
 
     def close(self, world: World, lines: list[str]) -> None:
         """Check invariant 8: when the leases have passed, a fresh delivery settles it, described in `lines`."""
+        if any(not worker.ended and isinstance(worker.at, Waits) for worker in world.workers):
+            raise Violation(8, "somebody waits for ever")
         self.statements.over(world.past, faults_used=self.scenario.faults - world.faults)
         row = world.row
         if row is not None and row.state is State.RUNNING:
@@ -298,6 +347,13 @@ class Physics:
         then = after.workers[action.who].at if after is not None else None
         changed = None if after is None else (world.row, after.row)
         return told(self.names[action.who], moment, action.way, then, changed)
+
+
+def _woken(worker: Worker, found: Record | None = None) -> Worker:
+    """Return a worker to which a wake-up is on its way, if it waits."""
+    if not worker.waiting or worker.ended:
+        return worker
+    return replace(worker, woken=True, handed=worker.handed or found)
 
 
 def _put(world: World, who: int, worker: Worker) -> World:

@@ -21,4 +21,9 @@ elseif seen then
 end
 local time = now()
 local lease = ARGV[3] ~= '' and moment(time + ARGV[3]) or ''
-return write(ARGV[1] .. moment(math.max(time - ARGV[2], 0)) .. lease .. ARGV[5], ARGV[4])
+write(ARGV[1] .. moment(math.max(time - ARGV[2], 0)) .. lease .. ARGV[5], ARGV[4])
+-- Held, skipped, or as a bypass found it: somebody may wait for the end of what was replaced.
+if found and lease == '' then
+  wake()
+end
+return 1

@@ -11,4 +11,6 @@ parts.state = tonumber(ARGV[3])
 parts.omitted = tonumber(ARGV[4])
 parts.lease = ''
 parts.contents = ARGV[5]
-return write(put_together(parts), ARGV[2])
+write(put_together(parts), ARGV[2])
+wake()
+return 1

@@ -10,6 +10,7 @@ if not is_owned(found, ARGV[1]) then
 end
 if not ARGV[2] then
   redis.call('DEL', KEYS[1])
+  wake()
   return 1
 end
 local parts = taken_apart(found)
@@ -19,4 +20,6 @@ parts.state = OPEN
 parts.attempt = tonumber(ARGV[3])
 parts.lease = ''
 parts.contents = contents_of(ARGV[4], result, ARGV[5])
-return write(put_together(parts), ARGV[2])
+write(put_together(parts), ARGV[2])
+wake()
+return 1

@@ -1,0 +1,233 @@
+"""Waiters of other processes are told of the end of a record by NOTIFY, which is sent only if somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from onefold import TX, AsyncGuard, Guard
+from onefold._concurrency.waiters import ROOMS
+from onefold.stores.postgres import open_async_store, open_store, wakeups
+from onefold.stores.postgres.wakeups import mark_of
+from tests.delivery.waiting_tools import CHARGE, LONG, until, waiting, without_polls  # noqa: F401 - a fixture
+from tests.processes import Stage, child
+from tests.stores.postgres.tools import through_asyncpg
+from tests.stores.redis.tools import DONE, claim_of, entry
+from tests.support import PATIENCE, Elsewhere, Handler, eventually, in_time
+
+CROWD = 8
+DRIVERS = ("psycopg", "asyncpg")
+
+
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    return f"{postgres_url}{'&' if '?' in postgres_url else '?'}notify=true"
+
+
+def of(driver: str, url: str) -> str:
+    return through_asyncpg(url) if driver == "asyncpg" else url
+
+
+@contextmanager
+def asking(postgres_url: str) -> Iterator[Any]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+def marks(connection: Any) -> int:
+    """How many sessions have marked the record."""
+    return len(holders(connection))
+
+
+def holders(connection: Any) -> list[int]:
+    """The processes of those sessions."""
+    mark = mark_of(CHARGE) % 2**64
+    found = connection.execute(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted "
+        "AND classid::bigint = %s AND objid::bigint = %s AND database = "
+        "(SELECT oid FROM pg_database WHERE datname = current_database())",
+        (mark >> 32, mark & 0xFFFFFFFF),
+    ).fetchall()
+    return [int(pid) for (pid,) in found]
+
+
+def own(stage: Stage, url: str, ending: str = "returns") -> str:
+    """Run the delivery in a process of its own; it stops inside its handler."""
+
+    def handler() -> str:
+        stage.at("inside")
+        if ending == "raises":
+            raise ValueError("declined")
+        return "charged"
+
+    with Guard(url) as guard:
+        return str(guard.run("charge", "pay_1", handler).value)
+
+
+@contextmanager
+def owner(url: str, ending: str = "returns") -> Iterator[Any]:
+    with child(own, url, ending, stops=("inside",)) as process:
+        process.reaches("inside")
+        yield process
+
+
+@pytest.mark.usefixtures("without_polls")
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_threads_are_woken_by_an_owner_in_another_process(url: str, postgres_url: str, ending: str) -> None:
+    with owner(url, ending) as process, Guard(url) as guard, asking(postgres_url) as connection:
+        crowd = [
+            Elsewhere(lambda: guard.run("charge", "pay_1", Handler("charged"), wait=LONG).value) for _ in range(CROWD)
+        ]
+        assert eventually(lambda: waiting() == CROWD and marks(connection) == 1)
+        process.go_on()
+
+        assert [one.result() for one in crowd] == ["charged"] * CROWD
+
+    assert not ROOMS
+
+
+@pytest.mark.usefixtures("without_polls")
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_tasks_are_woken_by_an_owner_in_another_process(driver: str, url: str, postgres_url: str) -> None:
+    async def story(process: Any, connection: Any) -> list[Any]:
+        async with AsyncGuard(of(driver, url)) as guard:
+            crowd = [asyncio.create_task(guard.run("charge", "pay_1", Handler(), wait=LONG)) for _ in range(CROWD)]
+            await until(lambda: waiting() == CROWD and marks(connection) == 1)
+            process.go_on()
+            return [outcome.value for outcome in await asyncio.gather(*crowd)]
+
+    with owner(url) as process, asking(postgres_url) as connection:
+        assert in_time(story(process, connection)) == ["charged"] * CROWD
+        assert eventually(lambda: marks(connection) == 0)
+
+    assert not ROOMS
+
+
+def heard_by(connection: Any) -> list[str]:
+    return [message.payload for message in connection.notifies(timeout=0.05)]
+
+
+def test_nobody_is_notified_if_nobody_waits(url: str, postgres_url: str) -> None:
+    with closing(open_store(url)) as store, asking(postgres_url) as listener:
+        listener.execute(wakeups.LISTEN)
+        for number in (1, 2):
+            one = entry(f"pay_{number}")
+            assert store.claim(one) is None
+            assert store.finish(claim_of(one), DONE) if number == 1 else store.release(claim_of(one))
+        assert heard_by(listener) == []
+
+        one = entry("pay_3")
+        store.claim(one)
+        assert store.listen(one.address) is True
+        assert store.finish(claim_of(one), DONE) is True
+        assert heard_by(listener) == [str(mark_of(one.address))]
+
+
+def test_nothing_inside_a_transaction_notifies(url: str, postgres_url: str) -> None:
+    """The inner record is released, and later finished, in the transaction of the handler around it."""
+    with Guard(url) as guard, asking(postgres_url) as listener:
+        listener.execute(wakeups.LISTEN)
+        assert guard.store.listen(CHARGE) is True
+
+        @guard.transactional("charge", key="key", fingerprint=None)
+        def charge(key: str, error: Exception | None, *, tx: Any = TX) -> str:
+            if error is None:
+                return "charged"
+            raise error
+
+        @guard.transactional("order", key="key", fingerprint=None)
+        def order(key: str, error: Exception | None, *, tx: Any = TX) -> None:
+            with suppress(ValueError):
+                charge("pay_1", error)
+
+        order("o-1", ValueError("declined"))
+        assert guard.store.read(CHARGE) is None
+        order("o-2", None)
+        assert guard.store.read(CHARGE) is not None
+
+        assert heard_by(listener) == []
+
+
+def test_behind_pgbouncer_it_polls_and_says_so_once(pgbouncer_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"{pgbouncer_url}{'&' if '?' in pgbouncer_url else '?'}notify=true"
+    with caplog.at_level(logging.WARNING, "onefold"), closing(open_store(url)) as store:
+        one = entry("pay_1")
+        assert store.claim(one) is None
+
+        assert [store.listen(CHARGE), store.listen(CHARGE)] == [False, False]
+        assert store.finish(claim_of(one), DONE) is True
+    assert len([line for line in caplog.records if "direct connection" in line.getMessage()]) == 1
+
+
+def test_without_the_option_nobody_listens(postgres_url: str) -> None:
+    with closing(open_store(postgres_url)) as store:
+        assert store.listen(CHARGE) is False
+
+
+def test_the_session_ends_with_the_store_and_when_nobody_waits(
+    url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asking(postgres_url) as connection:
+        store = open_store(url)
+        assert store.listen(CHARGE) is True
+        assert marks(connection) == 1
+        store.close()
+        assert eventually(lambda: marks(connection) == 0)
+
+        monkeypatch.setattr(wakeups, "IDLE_SECONDS", 0.02)
+        monkeypatch.setattr(wakeups, "LOOK_SECONDS", 0.01)
+        assert store.listen(CHARGE) is True
+        store.unlisten(CHARGE)
+        assert eventually(lambda: marks(connection) == 0)
+        store.close()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_session_of_a_loop_ends_with_it_and_when_nobody_waits(
+    driver: str, url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_async_store(of(driver, url))
+
+    async def listen() -> None:
+        assert await store.listen(CHARGE) is True
+
+    async def idle(connection: Any) -> None:
+        monkeypatch.setattr(wakeups, "IDLE_SECONDS", 0.02)
+        await listen()
+        store.unlisten(CHARGE)
+        await until(lambda: marks(connection) == 0)
+        await listen()
+        await store.aclose()
+
+    with asking(postgres_url) as connection:
+        in_time(listen())
+        assert eventually(lambda: marks(connection) == 0)
+        in_time(idle(connection))
+        assert eventually(lambda: marks(connection) == 0)
+
+
+@pytest.mark.parametrize("driver", ["blocking", *DRIVERS])
+def test_who_waits_when_the_session_is_lost_marks_the_record_again(driver: str, url: str, postgres_url: str) -> None:
+    async def task() -> str:
+        async with AsyncGuard(of(driver, url)) as guard:
+            return str((await guard.run("charge", "pay_1", Handler(), wait=LONG)).value)
+
+    def thread() -> str:
+        with Guard(url) as guard:
+            return str(guard.run("charge", "pay_1", Handler(), wait=LONG).value)
+
+    with owner(url) as process, asking(postgres_url) as connection:
+        one = Elsewhere(thread if driver == "blocking" else lambda: asyncio.run(task()))
+        assert eventually(lambda: waiting() == 1 and marks(connection) == 1)
+        (first,) = holders(connection)
+        connection.execute("SELECT pg_terminate_backend(%s)", (first,))
+        assert eventually(lambda: marks(connection) == 1 and holders(connection) != [first])
+        process.go_on()
+
+        assert one.result(PATIENCE) == "charged"
