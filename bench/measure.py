@@ -1,13 +1,15 @@
 """How rivals are measured: call by call in turn, with fresh keys, in one process, on one server.
 
 Whatever else the machine does meanwhile hits all of them alike, so that their ratios can be believed where their times
-cannot. And what runs between two deliveries of one side is the other sides, not the same again: caches are as in real
-life. The order is drawn anew for each round, because a disk may still be busy with what was written just before.
+cannot. A turn is one delivery, or a burst of a few: between two bursts the other sides run, so that caches are as in
+real life; inside of one, a side does not pay for the threads of its neighbour. The order is drawn anew for each round,
+because a disk may still be busy with what was written just before.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import secrets
 import statistics
@@ -103,43 +105,55 @@ def measure(pair: Pair, *, seconds: float, rounds: int | None = None) -> Measure
     )
 
 
-def take_turns(sides: Sequence[Side], *, seconds: float, rounds: int | None = None) -> Taken:
+def take_turns(sides: Sequence[Side], *, seconds: float, rounds: int | None = None, burst: int = 1) -> Taken:
     """Deliver new keys to all sides for half of the time, or for so many rounds; then the same ones once more."""
+    before = [side.ran() for side in sides]
     with no_collector():
-        first = _in_turn([side.first for side in sides], turns(len(sides), fresh_keys(rounds), seconds / 2))
-        check(sides, len(first.keys))
-        again = _in_turn([side.duplicate for side in sides], turns(len(sides), first.keys, seconds / 2))
-    check(sides, len(first.keys))
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        first = _in_turn([side.first for side in sides], steps)
+        check(sides, before, len(first.keys))
+        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        again = _in_turn([side.duplicate for side in sides], steps)
+    check(sides, before, len(first.keys))
     return Taken(first.times, again.times)
 
 
-async def take_turns_async(sides: Sequence[Side], *, seconds: float, rounds: int | None = None) -> Taken:
+async def take_turns_async(
+    sides: Sequence[Side], *, seconds: float, rounds: int | None = None, burst: int = 1
+) -> Taken:
     """Do the same with sides that are awaited, one delivery after the other."""
+    before = [side.ran() for side in sides]
     with no_collector():
-        first = await _in_turn_async([side.first for side in sides], turns(len(sides), fresh_keys(rounds), seconds / 2))
-        check(sides, len(first.keys))
-        again = await _in_turn_async([side.duplicate for side in sides], turns(len(sides), first.keys, seconds / 2))
-    check(sides, len(first.keys))
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        first = await _in_turn_async([side.first for side in sides], steps)
+        check(sides, before, len(first.keys))
+        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        again = await _in_turn_async([side.duplicate for side in sides], steps)
+    check(sides, before, len(first.keys))
     return Taken(first.times, again.times)
 
 
 Turns = Generator[tuple[int, str], float, Turned]
 
 
-def turns(sides: int, keys: Iterable[str], seconds: float) -> Turns:
-    """Say whose turn it is and with which key, until the keys or the time are used up; be sent how long it took."""
+def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Turns:
+    """Say whose turn it is and with which key, until the keys or the time are used up; be sent how long it took.
+
+    A turn is a burst of keys, one after the other.
+    """
     used: list[str] = []
     times: list[list[float]] = [[] for _ in range(sides)]
     order, chance = list(range(sides)), random.Random(SEED)
-    ends = time.monotonic() + seconds
-    for key in keys:
+    left, ends = iter(keys), time.monotonic() + seconds
+    while chunk := list(itertools.islice(left, burst)):
         if len(used) > WARM_UP_ROUNDS and time.monotonic() >= ends:
             break
         chance.shuffle(order)
         for index in order:
-            took = yield index, key
-            times[index].append(took)
-        used.append(key)
+            for key in chunk:
+                took = yield index, key
+                times[index].append(took)
+        used += chunk
     return Turned(used, [taken[WARM_UP_ROUNDS:] for taken in times])
 
 
@@ -194,8 +208,8 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def check(sides: Sequence[Side], keys: int) -> None:
+def check(sides: Sequence[Side], before: Sequence[int], keys: int) -> None:
     """Raise if a handler has not run once for each key: what is fast must also be right."""
     for index, side in enumerate(sides):
-        if (ran := side.ran()) != keys:
+        if (ran := side.ran() - before[index]) != keys:
             raise SideFailed(index, f"{side.title}: the handler ran {ran} times for {keys} keys")

@@ -73,10 +73,10 @@ def library(module: str) -> Any:
 
 @contextmanager
 def redis_prefix(house: House) -> Iterator[tuple[str, str]]:
-    """Yield the URL of a Redis, and a prefix whose keys are removed at the end."""
+    """Yield the URL of a Redis, and a prefix as long as `onefold`, whose keys are removed at the end."""
     import redis
 
-    url, prefix = house["redis"].url, f"bench-{secrets.token_hex(4)}"
+    url, prefix = house["redis"].url, f"b{secrets.token_hex(3)}"
     try:
         yield url, prefix
     finally:

@@ -81,6 +81,12 @@ def sqlite(_house: House, sync: str = "full") -> Iterator[Side]:
         yield sql_by_hand(execute, "?", "sqlite3")
 
 
+@contextmanager
+def sqlite_normal(house: House) -> Iterator[Side]:
+    with sqlite(house, sync="normal") as side:
+        yield side
+
+
 def sql_by_hand(execute: Callable[..., Any], mark: str, driver: str) -> Side:
     """Three statements that every database understands."""
     insert, update, select = (statement.format(mark) for statement in (INSERT, UPDATE, SELECT))

@@ -1,4 +1,4 @@
-"""DBOS: a workflow whose id is the key, with the effect in a step, as its guide asks for it. An engine, in PostgreSQL."""
+"""DBOS: a workflow whose id is the key, with the effect in a step, as its guide asks. An engine, in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -76,3 +76,9 @@ async def postgres_async(house: House, steps: int = 1) -> AsyncIterator[Side]:
 
         dbos.DBOS.launch()
         yield Side(TITLE, deliver, deliver, handler.times)
+
+
+@asynccontextmanager
+async def three_steps(house: House) -> AsyncIterator[Side]:
+    async with postgres_async(house, steps=3) as side:
+        yield side

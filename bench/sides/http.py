@@ -45,7 +45,8 @@ class Shop:
 def _side(title: str, app: App, ran: Callable[[], int]) -> Side:
     async def deliver(key: str) -> None:
         status, body = await post(app, key)
-        assert (status, body) == (200, ANSWER), (status, body)
+        if (status, body) != (200, ANSWER):
+            raise ValueError(f"answered {status}: {body.decode()}")
 
     return Side(title, deliver, deliver, ran)
 
@@ -113,7 +114,9 @@ async def idemkit(house: House) -> AsyncIterator[Side]:
     with redis_prefix(house) as (url, prefix):
         async with kit.RedisBackend.from_url(url, namespace=prefix) as backend:
             config = kit.HttpConfig(scope=lambda _request: "bench")
-            yield _side("idemkit's middleware", kit.IdempotencyMiddleware(shop, backend=backend, config=config), shop.ran)
+            yield _side(
+                "idemkit's middleware", kit.IdempotencyMiddleware(shop, backend=backend, config=config), shop.ran
+            )
 
 
 @asynccontextmanager

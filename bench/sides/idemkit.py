@@ -1,4 +1,4 @@
-"""idemkit: its decorators for functions, on memory, Redis and PostgreSQL. Its blocking calls cross to one event loop."""
+"""idemkit: its decorators for functions, on memory, Redis and PostgreSQL. Blocking calls cross to one event loop."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def memory(_house: House) -> Iterator[Side]:
 
 @contextmanager
 def redis(house: House) -> Iterator[Side]:
-    with redis_prefix(house) as (url, prefix):
-        with _blocking(library("idemkit").RedisBackend.from_url(url, namespace=prefix)) as side:
-            yield side
+    backends = library("idemkit.backends.redis")
+    with redis_prefix(house) as (url, prefix), _blocking(backends.RedisBackend.from_url(url, namespace=prefix)) as side:
+        yield side
 
 
 @contextmanager

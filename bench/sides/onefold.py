@@ -61,6 +61,12 @@ def sqlite(_house: House, sync: str = "full") -> Iterator[Side]:
 
 
 @contextmanager
+def sqlite_normal(house: House) -> Iterator[Side]:
+    with sqlite(house, sync="normal") as side:
+        yield side
+
+
+@contextmanager
 def redis(house: House) -> Iterator[Side]:
     with redis_prefix(house) as (url, prefix), Guard(f"{url}?prefix={prefix}") as guard:
         yield guarded(guard)
