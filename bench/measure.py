@@ -18,8 +18,11 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-# Rounds that are not measured: after them connections are open, statements prepared, and code is warm.
+# Rounds that are not measured: after them connections are open, statements prepared, and code is warm. Where rounds are
+# so slow that they would take a third of the time, fewer have to do.
 WARM_UP_ROUNDS: Final = 20
+WARM_UP_ROUNDS_MIN: Final = 3
+WARM_UP_SHARE: Final = 1 / 3
 
 # So many rounds say enough, however quick they are.
 ROUNDS_MAX: Final = 20_000
@@ -144,9 +147,15 @@ def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Tu
     used: list[str] = []
     times: list[list[float]] = [[] for _ in range(sides)]
     order, chance = list(range(sides)), random.Random(SEED)
-    left, ends = iter(keys), time.monotonic() + seconds
+    left, began = iter(keys), time.monotonic()
+    warm_up = 0
     while chunk := list(itertools.islice(left, burst)):
-        if len(used) > WARM_UP_ROUNDS and time.monotonic() >= ends:
+        took_all = time.monotonic() - began
+        if not warm_up and (
+            len(used) >= WARM_UP_ROUNDS or (len(used) >= WARM_UP_ROUNDS_MIN and took_all >= seconds * WARM_UP_SHARE)
+        ):
+            warm_up = len(used)
+        if len(used) > warm_up > 0 and took_all >= seconds:
             break
         chance.shuffle(order)
         for index in order:
@@ -154,7 +163,7 @@ def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Tu
                 took = yield index, key
                 times[index].append(took)
         used += chunk
-    return Turned(used, [taken[WARM_UP_ROUNDS:] for taken in times])
+    return Turned(used, [taken[warm_up:] for taken in times])
 
 
 def _in_turn(calls: Sequence[Callable[[str], Any]], steps: Turns) -> Turned:

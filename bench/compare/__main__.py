@@ -63,7 +63,10 @@ def _asked(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.add_argument("--save", action="store_true", help="write the results, the page and the charts")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    if asked.save and asked.folder == FOLDER and (asked.only or asked.quick or asked.no_throughput):
+        parser.error("--save takes a whole run: the page shows every contest, and a short run shows noise")
+    return asked
 
 
 def _prepare() -> None:
@@ -119,8 +122,13 @@ def save(results: dict[str, Any], folder: Path) -> None:
     """Write the results, and what is made from them."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {RESULTS: json.dumps(results, indent=2, ensure_ascii=False) + "\n", "index.md": page.page(results)}
-    for name, text in (written | charts.charts(results)).items():
+    written |= charts.charts(results)
+    for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
+    # A contest that was drawn last time and could not be measured now.
+    for contest in CONTESTS:
+        if f"{contest.name}.svg" not in written:
+            (folder / f"{contest.name}.svg").unlink(missing_ok=True)
 
 
 def _progress() -> Progress:

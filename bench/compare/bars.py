@@ -122,7 +122,8 @@ def with_callers(contest: str, callers: int, side: str) -> Callable[[Results], R
 
 def size_of(store: str) -> Callable[[Results], Reading | None]:
     def read(results: Results) -> Reading | None:
-        found = next((one for one in results["sizes"] if one["store"] == store and "bytes" in one), None)
+        sizes = [one for one in results["sizes"] if (one["store"], one["keys"]) == (store, "text")]
+        found = next((one for one in sizes if "bytes" in one), None)
         return Reading(found["bytes"], " bytes") if found else None
 
     return read

@@ -44,7 +44,7 @@ class Contest(NamedTuple):
     # How many callers at once, for the throughput.
     callers: tuple[int, ...] = ()
     # Deliveries of one side before it is the next one's turn.
-    burst: int = 10
+    burst: int = 3
     note: str = ""
 
 

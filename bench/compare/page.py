@@ -10,6 +10,7 @@ from bench.compare.bars import MET, MISSED, against
 from bench.compare.charts import has_chart
 from bench.compare.contests import CONTESTS, ENGINE, OURS
 from bench.compare.tables import throughput_rows
+from bench.compare.throughput import callers_of
 from bench.compare.wording import duration, figure, ratio, times
 
 # How the figures come about, in Markdown.
@@ -50,7 +51,12 @@ def _joined(parts: Iterable[str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines)
+    return "\n".join(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in lines)
+
+
+def _plain(cell: str) -> str:
+    """Keep a cell from ending early, and an error's words from being taken for a tag."""
+    return cell.replace("|", "/").replace("<", "&lt;")
 
 
 def _entrants() -> str:
@@ -119,10 +125,9 @@ def _latency(contest: dict[str, Any]) -> str:
 
 
 def _throughput(contest: dict[str, Any]) -> str:
-    callers = "tasks" if contest["kind"] == "async" else "threads"
     head = ["first calls a second"]
     for course in contest["throughput"]:
-        head += [f"{course['callers']:,} {callers}", "Onefold ÷ it"]
+        head += [callers_of(contest["kind"], course["callers"]), "Onefold ÷ it"]
     return table(head, throughput_rows(contest))
 
 
@@ -131,13 +136,13 @@ def _sizes(results: dict[str, Any]) -> str:
         return ""
     rows = [
         (
-            one["store"],
-            f"{one['bytes']:g}" if "bytes" in one else f"not measured: {one['missing']}",
+            f"{one['store']}, {one['keys']}",
+            f"{one['bytes']:g}" if "bytes" in one else f"missing: {one['missing']}",
             f"{one['records']:,}",
         )
         for one in results["sizes"]
     ]
-    about = "A finished record of `run` without a result, with a random key of 36 characters:"
+    about = "A finished record of `run` without a result, with random keys of 36 characters:"
     return f"## Bytes\n\n{about}\n\n" + table(("store", "bytes", "measured over records"), rows)
 
 

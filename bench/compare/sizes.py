@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import uuid
+from collections.abc import Callable
 from typing import Any, Final
 
 from bench.compare.run import reason
@@ -12,18 +14,24 @@ from services.house import House
 
 RECORDS: Final = 20_000
 
+# Both have 36 characters; a store may keep a UUID as its 16 bytes.
+TEXT: Final = "text"
+KEYS: Final[dict[str, Callable[[], str]]] = {TEXT: lambda: secrets.token_hex(18), "UUID": lambda: str(uuid.uuid4())}
+
 
 def measure(house: House, records: int = RECORDS) -> list[dict[str, Any]]:
     found = []
     for store, measured in (("redis", redis), ("postgres", postgres)):
-        try:
-            found.append({"store": store, "records": records, **measured(house, records)})
-        except Exception as error:  # noqa: BLE001 - a server that is missing is a row
-            found.append({"store": store, "records": records, "missing": reason(error)})
+        for keys, make in KEYS.items():
+            row = {"store": store, "keys": keys, "records": records}
+            try:
+                found.append({**row, "bytes": round(measured(house, make, records), 1)})
+            except Exception as error:  # noqa: BLE001 - a server that is missing is a row
+                found.append({**row, "missing": reason(error)})
     return found
 
 
-def redis(house: House, records: int) -> dict[str, Any]:
+def redis(house: House, make: Callable[[], str], records: int) -> float:
     """Compare `used_memory` before and after: the server's hash tables are in it."""
     import redis as client
 
@@ -32,23 +40,23 @@ def redis(house: House, records: int) -> dict[str, Any]:
         client.Redis.from_url(url) as raw,
         Guard(f"{url}?prefix={prefix}") as guard,
     ):
-        guard.run("charge", str(uuid.uuid4()), _nothing)
+        guard.run("charge", make(), _nothing)
         before = raw.info("memory")["used_memory"]
-        _fill(guard, records)
+        _fill(guard, make, records)
         after = raw.info("memory")["used_memory"]
-    return {"bytes": round((after - before) / records, 1)}
+    return float(after - before) / records
 
 
-def postgres(house: House, records: int) -> dict[str, Any]:
+def postgres(house: House, make: Callable[[], str], records: int) -> float:
     """The table with its indexes, after VACUUM."""
     from services.postgres import connected
 
     with postgres_database(house) as url, Guard(url) as guard, connected(url) as raw:
         guard.read("charge", "none")
         before = _relations(raw)
-        _fill(guard, records)
+        _fill(guard, make, records)
         raw.execute("VACUUM")
-        return {"bytes": round((_relations(raw) - before) / records, 1)}
+        return (_relations(raw) - before) / records
 
 
 def _relations(raw: Any) -> int:
@@ -56,9 +64,9 @@ def _relations(raw: Any) -> int:
     return int(raw.execute(f"{tables} AND relnamespace = 'public'::regnamespace").fetchone()[0])
 
 
-def _fill(guard: Guard, records: int) -> None:
+def _fill(guard: Guard, make: Callable[[], str], records: int) -> None:
     for _ in range(records):
-        guard.run("charge", str(uuid.uuid4()), _nothing)
+        guard.run("charge", make(), _nothing)
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bench.compare.bars import MET, MISSED
 from bench.compare.contests import ENGINE, OURS
+from bench.compare.throughput import callers_of
 from bench.compare.wording import duration, figure, ratio, speed
 
 STYLES: Final = {MET: "green", MISSED: "red"}
@@ -32,7 +33,7 @@ def show(results: dict[str, Any], console: Console) -> None:
             _say(console, contest["note"], "dim")
     for one in results["sizes"]:
         found = f"{one['bytes']:g} bytes" if "bytes" in one else f"not measured: {one['missing']}"
-        _say(console, f"{one['store']}: a finished record without a result takes {found}", "")
+        _say(console, f"{one['store']}, {one['keys']} keys: a finished record without a result takes {found}", "")
     console.print(_bars(results))
     _say(console, CAPTION, "dim")
 
@@ -62,11 +63,10 @@ def _name(side: dict[str, Any]) -> str:
 
 
 def _throughput(contest: dict[str, Any]) -> Table:
-    callers = "tasks" if contest["kind"] == "async" else "threads"
     table = Table(box=SIMPLE, title=f"{contest['title']}: first calls a second", title_justify="left", pad_edge=False)
     table.add_column("side", no_wrap=True)
     for course in contest["throughput"]:
-        table.add_column(f"{course['callers']:,} {callers}", justify="right", no_wrap=True)
+        table.add_column(callers_of(contest["kind"], course["callers"]), justify="right", no_wrap=True)
         table.add_column("Onefold ÷ it", justify="right", no_wrap=True)
     for row in throughput_rows(contest):
         table.add_row(*row)

@@ -100,6 +100,11 @@ def orders(sides: int, rounds: int = ROUNDS) -> list[list[int]]:
     return [[(start + index) % sides for index in range(sides)] for start in range(rounds)]
 
 
+def callers_of(kind: str, callers: int) -> str:
+    """Say how many callers there were: `1 thread`, `1,000 tasks`."""
+    return f"{callers:,} {'task' if kind == 'async' else 'thread'}{'' if callers == 1 else 's'}"
+
+
 def slice_seconds(callers: int, share: float) -> float:
     return (SLICE_SECONDS_OF_MANY if callers > MANY else SLICE_SECONDS) * share
 
@@ -121,6 +126,7 @@ class Callers:
         ends = began + seconds
 
         def until_it_ends() -> None:
+            side.first(keys())
             while time.monotonic() < ends:
                 side.first(keys())
 
@@ -147,6 +153,7 @@ async def deliver_async(side: Side, keys: Keys, callers: int, seconds: float) ->
     ends = began + seconds
 
     async def until_it_ends() -> None:
+        await side.first(keys())
         while time.monotonic() < ends:
             await side.first(keys())
 

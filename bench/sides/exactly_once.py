@@ -54,8 +54,9 @@ async def memory_async(_house: House) -> AsyncIterator[Side]:
 
 @asynccontextmanager
 async def redis_async(house: House) -> AsyncIterator[Side]:
+    """It takes a URL, not a pool: one that allows a connection to each of 1,000 tasks."""
     store = library("exactly_once").Store.redis
-    with redis_prefix(house) as (url, prefix), closing(store(url)) as opened:
+    with redis_prefix(house) as (url, prefix), closing(store(f"{url}?max_connections=2000")) as opened:
         yield decorated_async(TITLE, _once(opened, prefix))
         await opened.aclose()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.measure import Side
 from bench.sides import decorated, decorated_async, library, postgres_database, redis_prefix
+from bench.sides.by_hand_async import CONNECTIONS
 from services.house import House
 
 TITLE = "idemkit"
@@ -57,9 +58,13 @@ async def memory_async(_house: House) -> AsyncIterator[Side]:
 
 @asynccontextmanager
 async def redis_async(house: House) -> AsyncIterator[Side]:
+    """Over a pool whose callers wait: the usual one refuses the 101st connection, and idemkit the call."""
+    from redis import asyncio as client
+
     idemkit = library("idemkit")
     with redis_prefix(house) as (url, prefix):
-        async with idemkit.RedisBackend.from_url(url, namespace=prefix) as backend:
+        pool = client.BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=None)
+        async with idemkit.RedisBackend(client.Redis.from_pool(pool), namespace=prefix) as backend:
             yield decorated_async(TITLE, idemkit.idempotent(backend=backend, config=_config()))
 
 
