@@ -96,7 +96,8 @@ def _panel(bars: Sequence[Row], left: float, width: float) -> list[str]:
         drawn.append(f'<rect class="{_class(bar.role)}" {place}>{about}</rect>')
         if bar.value > longest:
             drawn.append(_cut(left + length - 14, top))
-        drawn.append(_text(left + length + 6, top + 13, f"{times(bar.value)} ×", "figure"))
+        # Beside a bar that ends before the line of the limit, the figure is beyond the line.
+        drawn.append(_text(left + max(length, unit) + 6, top + 13, f"{times(bar.value)} ×", "figure"))
     one = left + unit
     drawn.append(f'<line class="one" x1="{one:.1f}" y1="{TOP - 5}" x2="{one:.1f}" y2="{TOP + len(bars) * ROW - 5}"/>')
     return drawn

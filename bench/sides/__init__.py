@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -69,6 +70,12 @@ def decorated_async(title: str, decorate: Callable[..., Any], *, by_name: bool =
 def library(module: str) -> Any:
     """Import what is no dependency of ours: a type checker does not know it, and it may not be there."""
     return importlib.import_module(module)
+
+
+def version_of(program: str) -> str:
+    """Return what a server's program says of itself, in its first line."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    return said.partition("\n")[0].strip()
 
 
 @contextmanager

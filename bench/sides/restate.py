@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.measure import Side
-from bench.sides import AMOUNT, Handler, library
+from bench.sides import AMOUNT, Handler, library, version_of
 from bench.sides.steps import STEPS
 from services.house import House
 from services.processes import HOST, Daemon, free_port
@@ -69,7 +69,7 @@ async def steps(house: House) -> AsyncIterator[Side]:
             async def deliver(key: str) -> None:
                 await client.service_call(order, arg=AMOUNT, idempotency_key=key)
 
-            yield Side("Restate", deliver, deliver, handler.times)
+            yield Side(f"a service on {version_of(server_program())}", deliver, deliver, handler.times)
 
 
 @contextmanager

