@@ -6,6 +6,7 @@ that it fills, with nothing but the standard library.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 REQUIREMENTS: Final = HERE / "requirements.txt"
 RESTATE_VERSION: Final = "1.7.12"
+NODE_FOLDER: Final = Path(sys.prefix, "node")
 
 
 def main() -> int:
@@ -35,19 +37,22 @@ def pins(requirements: str) -> list[str]:
 
 
 def restate_server() -> int:
-    sys.path.insert(0, str(HERE.parent))
-    from bench.sides.restate import NODE_FOLDER, package
-
-    npm = shutil.which("npm")
+    npm, wanted = shutil.which("npm"), f"{restate_package()}@{RESTATE_VERSION}"
     if npm is None:
         print("npm is not installed: the rows of Restate will be missing")
         return 0
     NODE_FOLDER.mkdir(exist_ok=True)
-    wanted = f"{package()}@{RESTATE_VERSION}"
     command = [npm, "install", "--prefix", str(NODE_FOLDER), "--no-audit", "--no-fund", "--silent", wanted]
     if subprocess.run(command, check=False).returncode:
         print(f"{wanted} cannot be installed: the rows of Restate will be missing")
     return 0
+
+
+def restate_package() -> str:
+    """Return the npm package of this machine's server."""
+    system = "darwin" if sys.platform == "darwin" else "linux"
+    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
+    return f"@restatedev/restate-server-{system}-{machine}"
 
 
 if __name__ == "__main__":

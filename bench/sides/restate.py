@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import shutil
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from bench.install import NODE_FOLDER, restate_package
 from bench.measure import Side
 from bench.sides import AMOUNT, Handler, library, version_of
 from bench.sides.steps import STEPS
@@ -23,27 +21,17 @@ from services.house import House
 from services.processes import HOST, Daemon, free_port
 from services.programs import Missing
 
-# Where the Makefile's target installs it.
-NODE_FOLDER: Final = Path(sys.prefix, "node")
-
 
 class Ports(NamedTuple):
     ingress: int
     admin: int
 
 
-def package() -> str:
-    """Return the npm package of this machine's server."""
-    system = "darwin" if sys.platform == "darwin" else "linux"
-    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
-    return f"@restatedev/restate-server-{system}-{machine}"
-
-
 def server_program() -> str:
     name = "restate-server"
-    found = shutil.which(name) or shutil.which(name, path=NODE_FOLDER / "node_modules" / package() / "bin")
+    found = shutil.which(name) or shutil.which(name, path=NODE_FOLDER / "node_modules" / restate_package() / "bin")
     if found is None:
-        raise Missing(f"restate-server is not installed: npm install {package()}")
+        raise Missing(f"restate-server is not installed: npm install {restate_package()}")
     return found
 
 

@@ -38,6 +38,10 @@ def test_the_quartiles_show_that_the_blocks_differ() -> None:
     assert ratios(ours, [1.0] * 5, blocks=5) == Spread(2.0, 3.0, 4.0)
 
 
+def test_no_call_is_left_out_of_the_blocks() -> None:
+    assert ratios([1.0, 1.0, 1.0, 3.0, 3.0], [1.0] * 5, blocks=2).median == 2.0
+
+
 def test_fewer_calls_than_blocks_are_a_block_each() -> None:
     assert ratios([3.0, 3.0], [2.0, 2.0]) == Spread(1.5, 1.5, 1.5)
 
