@@ -32,6 +32,7 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 RESULTS: Final = "results.json"
 # What `make bench-scale` leaves there.
 SCALE: Final = "scale.json"
+GROWTH: Final = ("store", "records", "claim_us", "ratio")
 
 # Of a contest of weight 1: with the throughput and the starts of the servers, all of them take about ten minutes.
 SECONDS: Final = 14.0
@@ -112,10 +113,10 @@ def measure(asked: Any) -> dict[str, Any]:
 def growth(folder: Path) -> list[dict[str, Any]]:
     """Return what `make bench-scale` measured last, if it did."""
     try:
-        found: list[dict[str, Any]] = json.loads((folder / SCALE).read_text(encoding="utf-8")).get("growth", [])
+        found = json.loads((folder / SCALE).read_text(encoding="utf-8")).get("growth", [])
     except FileNotFoundError:
         return []
-    return found
+    return [{name: one[name] for name in GROWTH if name in one} for one in found]
 
 
 def save(results: dict[str, Any], folder: Path) -> None:

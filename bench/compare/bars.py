@@ -130,14 +130,16 @@ def size_of(store: str) -> Callable[[Results], Reading | None]:
 
 
 def growth(results: Results) -> Reading | None:
-    """Read the store that grew worst from ten thousand to ten million records, as `make bench-scale` found it."""
-    costs: dict[str, dict[int, float]] = {}
-    for one in results.get("growth") or ():
-        costs.setdefault(one["store"], {})[one["records"]] = one["claim_us"]
+    """Read the store that grew worst from ten thousand to ten million records, as `make bench-scale` found it.
+
+    A store that was measured in turn with a small one has its ratio; the others are compared with their own past.
+    """
+    rows = results.get("growth") or ()
+    few = {one["store"]: one["claim_us"] for one in rows if one["records"] == FEW_RECORDS}
     ratios = [
-        (cost[MANY_RECORDS] / cost[FEW_RECORDS], store)
-        for store, cost in costs.items()
-        if MANY_RECORDS in cost and FEW_RECORDS in cost
+        (one["ratio"] if "ratio" in one else one["claim_us"] / few[one["store"]], one["store"])
+        for one in rows
+        if one["records"] == MANY_RECORDS and ("ratio" in one or one["store"] in few)
     ]
     return Reading(max(ratios)[0], "×", max(ratios)[1]) if ratios else None
 

@@ -61,6 +61,18 @@ def test_growth_is_judged_by_the_store_that_grew_worst() -> None:
     assert (found["verdict"], found["found"], found["of"]) == (MISSED, 2.0, "sqlite")
 
 
+def test_growth_that_was_measured_in_turn_counts_as_it_was() -> None:
+    rows = [
+        {"store": "redis", "records": 10_000, "claim_us": 10.0, "ratio": 1.0},
+        {"store": "redis", "records": 10_000_000, "claim_us": 30.0, "ratio": 1.1},
+    ]
+
+    found = bars.growth({"growth": rows})
+
+    assert found is not None
+    assert (found.value, found.of) == (1.1, "redis")
+
+
 def test_bytes_are_compared_as_they_are() -> None:
     found = verdict("Redis, a finished record without result", "at most 230")
 

@@ -62,7 +62,7 @@ def test_what_bench_scale_has_left_is_judged(tmp_path: Path) -> None:
     grown = [{"store": "redis", "records": 10_000, "claim_us": 5.0}]
     assert compare.growth(tmp_path) == []
 
-    (tmp_path / "scale.json").write_text(json.dumps({"growth": grown}))
+    (tmp_path / "scale.json").write_text(json.dumps({"growth": [{**grown[0], "bytes": 213}]}))
 
     assert compare.growth(tmp_path) == grown
 
