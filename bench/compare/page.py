@@ -9,7 +9,7 @@ from typing import Any, Final
 from bench.compare.bars import MET, MISSED, against
 from bench.compare.charts import has_chart
 from bench.compare.contests import CONTESTS, ENGINE, OURS
-from bench.compare.tables import throughput_rows
+from bench.compare.tables import speed_and_ratio
 from bench.compare.throughput import callers_of
 from bench.compare.wording import duration, figure, ratio, times
 
@@ -128,7 +128,11 @@ def _throughput(contest: dict[str, Any]) -> str:
     head = ["first calls a second"]
     for course in contest["throughput"]:
         head += [callers_of(contest["kind"], course["callers"]), "Onefold ÷ it"]
-    return table(head, throughput_rows(contest))
+    rows = [
+        [side["name"], *(cell for course in contest["throughput"] for cell in speed_and_ratio(course["sides"][index]))]
+        for index, side in enumerate(contest["sides"])
+    ]
+    return table(head, rows)
 
 
 def _sizes(results: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.box import SIMPLE
@@ -43,18 +44,23 @@ def _say(console: Console, words: str, style: str) -> None:
 
 
 def _latency(contest: dict[str, Any]) -> Table:
-    table = Table(box=SIMPLE, title=contest["title"], title_justify="left", pad_edge=False)
-    table.add_column("side", no_wrap=True)
-    for call in ("first", "duplicate"):
-        for name in (f"{call} p50", "p99", "Onefold ÷ it"):
-            table.add_column(name, justify="right", no_wrap=True)
+    table = _table(contest["title"], ("side", "call"), ("p50", "p99", "Onefold ÷ it"))
     for side in contest["sides"]:
-        cells = []
         for call in ("first", "duplicate"):
             found = side[call]
             compared = "" if side["role"] == OURS else ratio(found["ratio"])
-            cells += [duration(found["p50_us"]), duration(found["p99_us"]), compared]
-        table.add_row(_name(side), *cells, style="bold" if side["role"] == OURS else "")
+            name = _name(side) if call == "first" else Text(side["version"], "dim")
+            style = "bold" if side["role"] == OURS else ""
+            table.add_row(name, call, duration(found["p50_us"]), duration(found["p99_us"]), compared, style=style)
+    return table
+
+
+def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE, title=title, title_justify="left", pad_edge=False)
+    for name in words:
+        table.add_column(name, no_wrap=True)
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -63,32 +69,20 @@ def _name(side: dict[str, Any]) -> str:
 
 
 def _throughput(contest: dict[str, Any]) -> Table:
-    table = Table(box=SIMPLE, title=f"{contest['title']}: first calls a second", title_justify="left", pad_edge=False)
-    table.add_column("side", no_wrap=True)
+    table = _table(f"{contest['title']}: first calls a second", ("callers", "side"), ("speed", "Onefold ÷ it"))
     for course in contest["throughput"]:
-        table.add_column(callers_of(contest["kind"], course["callers"]), justify="right", no_wrap=True)
-        table.add_column("Onefold ÷ it", justify="right", no_wrap=True)
-    for row in throughput_rows(contest):
-        table.add_row(*row)
+        callers = callers_of(contest["kind"], course["callers"])
+        for index, side in enumerate(course["sides"]):
+            table.add_row("" if index else callers, side["name"], *speed_and_ratio(side))
     return table
 
 
-def throughput_rows(contest: dict[str, Any]) -> list[list[str]]:
-    """Return a row for each side: its speed and the ratio, for each number of callers."""
-    rows = []
-    for index, side in enumerate(contest["sides"]):
-        row = [str(side["name"])]
-        for course in contest["throughput"]:
-            one = course["sides"][index]
-            if "missing" in one:
-                row += ["failed", ""]
-            else:
-                row += [
-                    speed(one["per_second"]),
-                    "" if one["role"] == OURS or not one["ratio"] else ratio(one["ratio"]),
-                ]
-        rows.append(row)
-    return rows
+def speed_and_ratio(side: dict[str, Any]) -> tuple[str, str]:
+    """Return the cells of one side with so many callers."""
+    if "missing" in side:
+        return "failed", ""
+    is_compared = side["role"] != OURS and side["ratio"]
+    return speed(side["per_second"]), ratio(side["ratio"]) if is_compared else ""
 
 
 def _bars(results: dict[str, Any]) -> Table:
