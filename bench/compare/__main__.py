@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 import onefold
 from bench.compare import bars, charts, page, sizes, tables
@@ -97,11 +97,11 @@ def measure(asked: Any) -> dict[str, Any]:
     with closing(House()) as house, _progress() as progress:
         task = progress.add_task("", total=len(wanted) + with_sizes)
         for contest in wanted:
-            progress.update(task, description=contest.title)
+            _tell(progress, task, contest.title)
             results["contests"].append(run(contest, house, how))
             progress.advance(task)
         if with_sizes:
-            progress.update(task, description="bytes of a record")
+            _tell(progress, task, "bytes of a record")
             results["sizes"] = sizes.measure(house, QUICK_RECORDS if asked.quick else sizes.RECORDS)
         results["servers"] = server_versions(house) if not asked.only else {}
     results["growth"] = growth(asked.folder)
@@ -130,6 +130,14 @@ def save(results: dict[str, Any], folder: Path) -> None:
     for contest in CONTESTS:
         if f"{contest.name}.svg" not in written:
             (folder / f"{contest.name}.svg").unlink(missing_ok=True)
+
+
+def _tell(progress: Progress, task: TaskID, words: str) -> None:
+    """Say what is measured now: in the line that moves, or in a log, which has no such line, in one of its own."""
+    progress.update(task, description=words)
+    if not progress.console.is_terminal:
+        one = progress.tasks[task]
+        print(f"{one.completed + 1:.0f}/{one.total:.0f} {words}", file=sys.stderr, flush=True)
 
 
 def _progress() -> Progress:

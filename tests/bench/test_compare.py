@@ -29,7 +29,9 @@ def test_a_run_on_memory_writes_the_results_the_page_and_a_chart(
 
     assert compare.main([*options, "--save", "--folder", str(tmp_path), "--format", "json"]) == 0
 
-    printed = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[:2] == ["1/2 Memory", "2/2 Memory, async"]
+    printed = json.loads(shown.out)
     assert printed == json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert [contest["name"] for contest in printed["contests"]] == ["memory", "memory-async"]
     for contest in printed["contests"]:
