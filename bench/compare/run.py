@@ -72,7 +72,8 @@ def _run(contest: Contest, house: House, asked: Asked, missing: dict[str, str]) 
                 _rehearse(side)
                 rivals.sides.append(side)
         if not _has_ours(rivals):
-            return _results(contest, Rivals([], [], missing), Taken([], []))
+            found |= _results(contest, Rivals([], [], missing), Taken([], []))
+            return found
         with _blamed(rivals):
             taken = take_turns(rivals.sides, **_how(contest, asked))
         found |= _results(contest, rivals, taken)
@@ -92,7 +93,8 @@ async def _run_async(contest: Contest, house: House, asked: Asked, missing: dict
                     await _rehearse_async(side)
                     rivals.sides.append(side)
             if not _has_ours(rivals):
-                return _results(contest, Rivals([], [], missing), Taken([], []))
+                found |= _results(contest, Rivals([], [], missing), Taken([], []))
+                return found
             with _blamed(rivals):
                 taken = await take_turns_async(rivals.sides, **_how(contest, asked))
             found |= _results(contest, rivals, taken)

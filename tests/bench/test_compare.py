@@ -140,7 +140,14 @@ def cannot_close(_house: House) -> Iterator[Side]:
     raise OSError("it was closed already")
 
 
+@contextmanager
+def gone(_house: House) -> Iterator[Side]:
+    yield side(raises)
+    raise ConnectionError("the server has gone")
+
+
 SIDES: dict[str, Any] = {
+    "gone": gone,
     "well": opens(well),
     "twice": opens(again_and_again),
     "raises": opens(raises),
@@ -198,6 +205,15 @@ def test_who_cannot_close_has_been_measured(capsys: pytest.CaptureFixture[str]) 
 
     assert [side["name"] for side in found["sides"]] == ["Onefold", "by hand", "cannot close"]
     assert "OSError: it was closed already" in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_when_its_sides_open_and_when_they_close_is_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = result(contest(ours="gone"))
+
+    assert {one["why"] for one in found["missing"]} == {"ConnectionError: the server has gone"}
+    assert "ConnectionError" in capsys.readouterr().err
 
 
 def test_the_throughput_has_each_number_of_callers() -> None:
