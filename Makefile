@@ -7,6 +7,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CLI    := $(VENV)/.cli
 READY  := $(VENV)/.ready
+# Other libraries are compared in an environment of their own.
+BENCH  := .venv-bench
 # They share their servers, and wait for them half of the time.
 PARALLEL ?= --numprocesses 6 --dist loadfile --no-loadscope-reorder
 # Who is not root installs Debian's packages by sudo; Homebrew refuses root.
@@ -15,7 +17,7 @@ SUDO ?= $(if $(shell command -v apt-get),$(if $(filter-out 0,$(shell id -u)),sud
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types services services-down services-install simulate soak mutate bench-quick bench-scale docs format wheel dist clean
+.PHONY: help demo test test-all lint types services services-down services-install simulate soak mutate bench-quick bench bench-scale docs format wheel dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +72,9 @@ bench-quick: $(READY)  ## what a guard costs on each store, against the raw driv
 bench-scale: $(READY)  ## the cost at 10 thousand to 10 million records, of waiting duplicates, and of a purge (ARGS=--quick; --save)
 	$(BIN)/python -m bench.scale $(ARGS)
 
+bench: $(BENCH)/.ready  ## the whole comparison: raw drivers, other libraries, each bar with its verdict, in ten minutes
+	$(BENCH)/bin/python -m bench.compare $(ARGS)
+
 docs: $(READY)  ## regenerate the parts of the documentation that come from the source
 	$(BIN)/python docs/generate.py
 
@@ -106,4 +111,9 @@ $(CLI): pyproject.toml constraints.txt Makefile
 
 $(READY): $(CLI)
 	$(PIP) --no-build-isolation --editable '.[all]' --group dev
+	@touch $@
+
+$(BENCH)/.ready: bench/requirements.txt bench/install.py pyproject.toml
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python bench/install.py
 	@touch $@

@@ -1,35 +1,45 @@
-"""How a guard is measured against the same work by hand: call by call in turn, with fresh keys.
+"""How rivals are measured: call by call in turn, with fresh keys, in one process, on one server.
 
-Whatever else the machine does meanwhile hits both alike, so that their ratio can be believed where their times cannot.
-And what runs between two deliveries of one side is the other side, not the same again: caches are as in real life.
+Whatever else the machine does meanwhile hits all of them alike, so that their ratios can be believed where their times
+cannot. A turn is one delivery, or a burst of a few: between two bursts the other sides run, so that caches are as in
+real life; inside of one, a side does not pay for the threads of its neighbour. The order is drawn anew for each round,
+because a disk may still be busy with what was written just before.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-# Rounds that are not measured: after them connections are open, statements prepared, and code is warm.
+# Rounds that are not measured: after them connections are open, statements prepared, and code is warm. Where rounds are
+# so slow that they would take a third of the time, fewer have to do.
 WARM_UP_ROUNDS: Final = 20
-
-# After so many rounds the other side goes first: a disk may still be busy with what was written just before.
-ROUNDS_IN_ORDER: Final = 10
+WARM_UP_ROUNDS_MIN: Final = 3
+WARM_UP_SHARE: Final = 1 / 3
 
 # So many rounds say enough, however quick they are.
 ROUNDS_MAX: Final = 20_000
 
+# The orders of the rounds are the same in each run.
+SEED: Final = 15
+
 
 class Side(NamedTuple):
-    """One of two rivals: what a delivery of a new key does, and one of a key that is done."""
+    """One of the rivals: what a delivery of a new key does, and one of a key that is done.
+
+    Both return an awaitable where the rivals are async.
+    """
 
     title: str
-    first: Callable[[str], object]
-    duplicate: Callable[[str], object]
+    first: Callable[[str], Any]
+    duplicate: Callable[[str], Any]
     # How often the handler has run.
     ran: Callable[[], int]
 
@@ -65,55 +75,140 @@ class Measured(NamedTuple):
     rounds: int
 
 
+class Turned(NamedTuple):
+    """The keys of all rounds, and the seconds that each side took in the measured ones."""
+
+    keys: list[str]
+    times: list[list[float]]
+
+
+class Taken(NamedTuple):
+    """The seconds of each round, for each side."""
+
+    first: list[list[float]]
+    duplicate: list[list[float]]
+
+
+class SideFailed(Exception):
+    """A side raised, or its handler did not run once for each key."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
 def measure(pair: Pair, *, seconds: float, rounds: int | None = None) -> Measured:
-    """Deliver new keys for half of the time, or for so many rounds, and then the same ones once more."""
-    ours, by_hand = pair.ours, pair.by_hand
-    with _no_collector():
-        keys, first = _in_turn(ours.first, by_hand.first, _fresh_keys(rounds), seconds / 2)
-        _check(pair, len(keys))
-        _, duplicate = _in_turn(ours.duplicate, by_hand.duplicate, keys, seconds / 2)
-    _check(pair, len(keys))
+    """Measure two sides: new keys for half of the time, or for so many rounds, and then the same ones once more."""
+    taken = take_turns([pair.ours, pair.by_hand], seconds=seconds, rounds=rounds)
+    first, duplicate = ([statistics.median(times) for times in call] for call in taken)
     return Measured(
-        Compared(*first, pair.first_at_most),
-        Compared(*duplicate, pair.duplicate_at_most),
-        len(keys) - WARM_UP_ROUNDS,
+        Compared(first[0], first[1], pair.first_at_most),
+        Compared(duplicate[0], duplicate[1], pair.duplicate_at_most),
+        len(taken.first[0]),
     )
 
 
-def _in_turn(
-    ours: Callable[[str], object], by_hand: Callable[[str], object], keys: Iterable[str], seconds: float
-) -> tuple[list[str], tuple[float, float]]:
-    """Call the two in turn until the keys or the time are used up; the keys that were used, and the two medians."""
+def take_turns(sides: Sequence[Side], *, seconds: float, rounds: int | None = None, burst: int = 1) -> Taken:
+    """Deliver new keys to all sides for half of the time, or for so many rounds; then the same ones once more."""
+    before = [side.ran() for side in sides]
+    with no_collector():
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        first = _in_turn([side.first for side in sides], steps)
+        check(sides, before, len(first.keys))
+        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        again = _in_turn([side.duplicate for side in sides], steps)
+    check(sides, before, len(first.keys))
+    return Taken(first.times, again.times)
+
+
+async def take_turns_async(
+    sides: Sequence[Side], *, seconds: float, rounds: int | None = None, burst: int = 1
+) -> Taken:
+    """Do the same with sides that are awaited, one delivery after the other."""
+    before = [side.ran() for side in sides]
+    with no_collector():
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        first = await _in_turn_async([side.first for side in sides], steps)
+        check(sides, before, len(first.keys))
+        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        again = await _in_turn_async([side.duplicate for side in sides], steps)
+    check(sides, before, len(first.keys))
+    return Taken(first.times, again.times)
+
+
+Turns = Generator[tuple[int, str], float, Turned]
+
+
+def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Turns:
+    """Say whose turn it is and with which key, until the keys or the time are used up; be sent how long it took.
+
+    A turn is a burst of keys, one after the other.
+    """
     used: list[str] = []
-    times: dict[Callable[[str], object], list[float]] = {ours: [], by_hand: []}
-    order = [ours, by_hand]
-    ends = time.monotonic() + seconds
-    for key in keys:
-        if len(used) > WARM_UP_ROUNDS and time.monotonic() >= ends:
+    times: list[list[float]] = [[] for _ in range(sides)]
+    order, chance = list(range(sides)), random.Random(SEED)
+    left, began = iter(keys), time.monotonic()
+    warm_up = 0
+    while chunk := list(itertools.islice(left, burst)):
+        took_all = time.monotonic() - began
+        if not warm_up and (
+            len(used) >= WARM_UP_ROUNDS or (len(used) >= WARM_UP_ROUNDS_MIN and took_all >= seconds * WARM_UP_SHARE)
+        ):
+            warm_up = len(used)
+        if len(used) > warm_up > 0 and took_all >= seconds:
             break
-        for call in order:
-            times[call].append(_time_of(call, key))
-        used.append(key)
-        if len(used) % ROUNDS_IN_ORDER == 0:
-            order.reverse()
-    return used, (statistics.median(times[ours][WARM_UP_ROUNDS:]), statistics.median(times[by_hand][WARM_UP_ROUNDS:]))
+        chance.shuffle(order)
+        for index in order:
+            for key in chunk:
+                took = yield index, key
+                times[index].append(took)
+        used += chunk
+    return Turned(used, [taken[warm_up:] for taken in times])
 
 
-def _fresh_keys(rounds: int | None) -> Iterator[str]:
-    """As long as a UUID, which most keys are."""
+def _in_turn(calls: Sequence[Callable[[str], Any]], steps: Turns) -> Turned:
+    index, key = next(steps)
+    while True:
+        call = calls[index]
+        began = time.perf_counter()
+        try:
+            call(key)
+        except Exception as error:
+            raise SideFailed(index, f"{type(error).__name__}: {error}") from error
+        took = time.perf_counter() - began
+        try:
+            index, key = steps.send(took)
+        except StopIteration as end:
+            turned: Turned = end.value
+            return turned
+
+
+async def _in_turn_async(calls: Sequence[Callable[[str], Awaitable[Any]]], steps: Turns) -> Turned:
+    index, key = next(steps)
+    while True:
+        call = calls[index]
+        began = time.perf_counter()
+        try:
+            await call(key)
+        except Exception as error:
+            raise SideFailed(index, f"{type(error).__name__}: {error}") from error
+        took = time.perf_counter() - began
+        try:
+            index, key = steps.send(took)
+        except StopIteration as end:
+            turned: Turned = end.value
+            return turned
+
+
+def fresh_keys(rounds: int | None = None) -> Iterator[str]:
+    """Yield keys as long as a UUID, which most keys are."""
     of_this_run = secrets.token_hex(4)
     for number in range(WARM_UP_ROUNDS + (ROUNDS_MAX if rounds is None else rounds)):
         yield f"{of_this_run}-0000-4000-8000-{number:012d}"
 
 
-def _time_of(call: Callable[[str], object], key: str) -> float:
-    began = time.perf_counter()
-    call(key)
-    return time.perf_counter() - began
-
-
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
@@ -122,8 +217,8 @@ def _no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def _check(pair: Pair, keys: int) -> None:
-    """What is fast must also be right: each key's handler has run once."""
-    for side in (pair.ours, pair.by_hand):
-        if side.ran() != keys:
-            raise AssertionError(f"{side.title}: the handler ran {side.ran()} times for {keys} keys")
+def check(sides: Sequence[Side], before: Sequence[int], keys: int) -> None:
+    """Raise if a handler has not run once for each key: what is fast must also be right."""
+    for index, side in enumerate(sides):
+        if (ran := side.ran() - before[index]) != keys:
+            raise SideFailed(index, f"{side.title}: the handler ran {ran} times for {keys} keys")

@@ -1,7 +1,7 @@
 """`make bench-quick`: what a guard costs on each store, against the same work by hand, in under a minute.
 
 A store whose server or driver is missing is a row that says so. Nothing is asserted: a machine that is busy with
-something else is no failure. `--format json` is for tools.
+something else is no failure. `--format json` is for tools. `make bench` is the whole comparison, with other libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from rich.text import Text
 
 from bench.measure import Compared, Measured, measure
 from bench.pairs import PAIRS
-from bench.peers import PEERS
 from onefold import OnefoldError
 from services.house import House
 from services.processes import ServerFailed
@@ -44,7 +43,7 @@ class Row(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _asked(arguments)
-    stores = asked.only or [*PAIRS, *(PEERS if asked.peers else ())]
+    stores = asked.only or [*PAIRS]
     with closing(House()) as house, _progress() as progress:
         task = progress.add_task("", total=len(stores))
         rows = []
@@ -61,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _asked(arguments: Sequence[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m bench.quick", description=__doc__)
-    parser.add_argument("--only", action="append", choices=[*PAIRS, *PEERS], metavar="STORE", help=", ".join(PAIRS))
-    parser.add_argument("--peers", action="store_true", help="also against other libraries, where they are installed")
+    parser.add_argument("--only", action="append", choices=[*PAIRS], metavar="STORE", help=", ".join(PAIRS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each store (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="at most so many rounds for each store")
     parser.add_argument("--format", choices=["table", "json"], default="table")
@@ -77,7 +75,7 @@ def _progress() -> Progress:
 
 def _row(store: str, house: House, asked: Any) -> Row:
     try:
-        with (PAIRS | PEERS)[store](house) as pair:
+        with PAIRS[store](house) as pair:
             measured = measure(pair, seconds=asked.seconds, rounds=asked.rounds)
             return Row(store, pair.ours.title, pair.by_hand.title, measured)
     except (Missing, ServerFailed, OnefoldError, ImportError) as error:

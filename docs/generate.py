@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import json
+import os
 import re
 import runpy
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -333,7 +337,33 @@ def sizing() -> str:
     return "\n".join(["| store | bytes per record | a million a day, kept 7 days |", "| --- | --- | --- |", *rows])
 
 
+def results() -> dict[str, Any] | None:
+    """Return what `make bench ARGS=--save` measured last, if its results are here."""
+    path = HERE / "benchmarks" / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def ratios() -> str:
+    """Quote three ratios of the benchmarks, so that the README cannot say anything else than they do."""
+    return textwrap.fill(_bench("page").quoted(results()), 130, break_long_words=False, break_on_hyphens=False)
+
+
+def benchmarks() -> dict[Path, str]:
+    """Return the page and the charts of the benchmarks: they are made from the results alone."""
+    found = results()
+    made = {"index.md": _bench("page").page(found)} | (_bench("charts").charts(found) if found else {})
+    return {HERE / "benchmarks" / name: text for name, text in made.items()}
+
+
+def _bench(module: str) -> Any:
+    """Import what is beside the package, not in it."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"bench.compare.{module}")
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "../README.md": {"ratios": ratios},
     "architecture.md": {"rooms": rooms, "purposes": purposes},
     "concepts.md": {"diagram": diagram, "found": found, "after": after},
     "reference.md": {"names": names, "calls": calls},
@@ -365,7 +395,7 @@ def picture() -> str:
 
 def write(path: Path, text: str) -> bool:
     """Write the file, unless that is what it says already; return whether it was written."""
-    if path.read_text(encoding="utf-8") == text:
+    if path.exists() and path.read_text(encoding="utf-8") == text:
         return False
     path.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
@@ -373,9 +403,10 @@ def write(path: Path, text: str) -> bool:
 
 
 if __name__ == "__main__":
-    changed = [write(HERE / page, generated(page)) for page in PARTS]
+    changed = [write(Path(os.path.normpath(HERE / page)), generated(page)) for page in PARTS]
     changed.append(write(HERE / "pictures" / "demo.svg", picture()))
     format_files = runpy.run_path(str(HERE / "record-format" / "vectors.py"))["FILES"]
     changed += [write(path, make()) for path, make in format_files.items()]
+    changed += [write(path, text) for path, text in benchmarks().items()]
     if not any(changed):
         sys.stdout.write("the documentation is up to date\n")

@@ -1,7 +1,5 @@
 """Write the page about one run: its tables, its pictures, the machine and the method. Pure: a document gives a page."""
 
-# ruff: noqa: RUF001 - a ratio has its sign
-
 from __future__ import annotations
 
 from textwrap import fill

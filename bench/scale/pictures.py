@@ -3,8 +3,6 @@
 Readable without colour (each bar has its number), with a title and a description for people who cannot see it.
 """
 
-# ruff: noqa: RUF001 - a ratio has its sign
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -153,6 +153,14 @@ def test_what_shows_the_source_is_made_from_it(page: str) -> None:
     assert written == GENERATED["generated"](page), "run `make docs`"
 
 
+def test_the_page_of_the_benchmarks_is_made_from_their_results() -> None:
+    made = GENERATED["benchmarks"]()
+
+    assert [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text] == [], (
+        "run `make docs`"
+    )
+
+
 def test_the_picture_shows_what_the_demo_prints() -> None:
     drawing = runpy.run_path(str(PROJECT / "docs" / "pictures" / "demo.py"))
 
