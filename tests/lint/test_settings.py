@@ -13,7 +13,7 @@ import pytest
 from onefold import UsageError
 from onefold.config import read
 from onefold.lint import findings, floor
-from onefold.lint.settings import Settings, read_settings
+from onefold.lint.settings import Settings, patterns, read_settings
 
 DAY = 86_400.0
 
@@ -259,6 +259,23 @@ def test_rabbitmq_conf(tmp_path: Path) -> None:
     assert ("consumer_timeout", "visibility_timeout", 900.0, 4) in facts(together)
 
 
+def test_a_pattern_that_does_not_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "PATIENCE", 2.0)
+    policies = [{"pattern": one, "definition": {"message-ttl": 1}} for one in ("^a", "(a+)+$", "b")]
+    definitions = json.dumps({"queues": [{"name": "a" * 34 + "!"}], "policies": policies}, indent=1)
+
+    assert problem(tmp_path, {"a.json": definitions}) == (
+        "a.json:15: guards.first: the pattern '(a+)+$' takes too long for the names of the queues"
+    )
+
+
+def test_a_pattern_is_matched_with_the_queues_that_its_policy_can_apply_to_only(tmp_path: Path) -> None:
+    policies = [{"pattern": "(", "vhost": "other"}, {"pattern": "(", "apply-to": "exchanges"}]
+    definitions = json.dumps({"queues": [{"name": "a"}], "policies": policies})
+
+    assert [one[0] for one in facts(settled(tmp_path, {"a.json": definitions}))] == ["no message TTL of a"]
+
+
 # Celery.
 
 CELERYCONFIG = '''\
@@ -397,6 +414,21 @@ def test_python_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, says:
             "a.json",
             '{"queues": [{"name": "q"}], "policies": [{"pattern":\n"("}]}',
             "a.json:1: guards.first: the pattern '(' is no regular expression",
+        ),
+        (
+            "a.json",
+            '{"queues": [{"name": "q"}], "policies": [{"pattern": "a{99999999999999}"}]}',
+            "a.json:1: guards.first: the pattern 'a{99999999999999}' is no regular expression",
+        ),
+        (
+            "a.json",
+            '{"queues": [{"name": "q"}], "policies": [{"pattern": "' + 3_000 * "(" + 3_000 * ")" + '"}]}',
+            "a.json:1: guards.first: the pattern '((((",
+        ),
+        (
+            "a.json",
+            '{"queues": [{"name": "q"}], "policies": [{"pattern": "q",\n"priority": "high"}]}',
+            "a.json:2: guards.first: the priority of a policy is 'high', which is not a whole number",
         ),
         ("a.json", "{}", "a.json: guards.first: it has no setting of Kafka"),
         ("a.properties", "# nothing\n", "a.properties: guards.first: it has no setting of Kafka that tells"),

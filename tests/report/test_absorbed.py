@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -114,6 +115,64 @@ def test_only_its_owner_can_read_the_file(path: Path) -> None:
     absorbed.flush()
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("left", [1, 40, -1])
+def test_a_line_that_a_killed_process_left_half_written_takes_no_other_with_it(path: Path, left: int) -> None:
+    for key in ("pay_1", "pay_2", "pay_3"):
+        absorbed = Absorbed(path)
+        absorbed(replayed(key))
+        absorbed.flush()
+        if key == "pay_2":
+            whole = path.read_bytes()
+            begin = whole.rindex(b"{")
+            path.write_bytes(whole[:begin] + whole[begin:].rstrip()[:left])
+
+    found = written(path)
+
+    assert [batch and batch.duplicates[0].key for batch in found] == ["pay_1", None, "pay_3"]
+
+
+def test_a_process_that_is_killed_in_its_write_loses_its_own_batch_alone(path: Path) -> None:
+    for key, limit in (("pay_1", None), ("pay_2", 20), ("pay_3", None)):
+        _write_in_a_process(path, key, limit)
+
+    assert [batch and batch.duplicates[0].key for batch in written(path)] == ["pay_1", None, "pay_3"]
+
+
+def _write_in_a_process(path: Path, key: str, limit: int | None) -> None:
+    """Write a batch; with a limit, the kernel takes so many bytes of it, and the process kills itself."""
+    program = (
+        "import os, resource, signal, sys\n"
+        "from tests.report.test_absorbed import Absorbed, replayed\n"
+        "absorbed = Absorbed(sys.argv[1])\n"
+        "absorbed(replayed(sys.argv[2]))\n"
+        "if sys.argv[3:]:\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "    limit = os.path.getsize(sys.argv[1]) + int(sys.argv[3])\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))\n"
+        "absorbed.flush()\n"
+        "if sys.argv[3:]:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    given = [] if limit is None else [str(limit)]
+    ended = subprocess.run([sys.executable, "-c", program, str(path), key, *given], check=False)
+    assert ended.returncode == (0 if limit is None else -signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"begin": 1e300, "end": 1e300, "duplicates": []}',
+        '{"begin": -1e300, "end": 1, "duplicates": []}',
+        '{"begin": 1, "end": 2, "duplicates": [["charge", "", "k", -1, 0]]}',
+        '{"begin": 1, "end": 2, "duplicates": [["charge", "", "k", 1, ' + "9" * 400 + "]]}",
+    ],
+)
+def test_a_line_that_no_process_can_have_written_is_not_read(path: Path, line: str) -> None:
+    path.write_text(line)
+
+    assert written(path) == [None]
 
 
 def test_a_file_that_was_rotated_away_is_begun_anew(path: Path) -> None:

@@ -165,12 +165,36 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line_and_a_status(
         (True, None),
         ("ten", None),
         ("nan", None),
+        ("9E+999999", None),
+        ("1E-999999", None),
+        ("0E+999999", None),
+        (1e300, None),
+        pytest.param(10**5000, None, id="vast"),
+        ("9" * 31, None),
+        ("9" * 30, "9" * 30),
         (None, None),
         ([], None),
     ],
 )
 def test_an_amount_is_a_number_or_the_text_of_one(value: object, expected: str | None) -> None:
     assert as_amount(value) == (None if expected is None else Decimal(expected))
+
+
+@pytest.mark.parametrize("vast", ["9E+999999", "1E-999999", "9" * 5000])
+def test_an_amount_of_any_size_takes_no_other_with_it(tmp_path: Path, url: str, vast: str) -> None:
+    path = tmp_path / "absorbed.jsonl"
+    uninstall = Absorbed(path).install()
+    with Guard(url, count_duplicates=True) as guard:
+        for key, amount in (("a", vast), ("b", "9" * 30), ("c", "0.01")):
+            for _ in range(3):
+                guard.run("charge", key, partial(dict, amount=amount))
+    uninstall()
+
+    for given in ([path], []):
+        found = as_json(*given, "--amount", "amount", "--store", url, "--html", tmp_path / "page.html")
+
+        assert (found["absorbed"], found["unknown"]) == (6, 2)
+        assert Decimal(found["saved"]) == Decimal(str(2 * int("9" * 30)) + ".02")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Write down which deliveries were absorbed, in batches: no store writes anything for a duplicate.
 
 One line of JSON for each batch, appended in one write, so that many processes may share a file. What a process that is
-killed has not written yet is not counted: a report says less than happened, never more.
+killed has not written yet, or has written in part, is not counted: a report says less than happened, never more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -31,6 +31,10 @@ WAITING_MAX: Final = 1_000
 # Keys may be personal: for the owner only.
 MODE: Final = 0o600
 
+# What a process can have counted, and the times that a date can tell: the years 1970 to 9999. Other lines are broken.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Second = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
+
 
 class Duplicates(msgspec.Struct, frozen=True, array_like=True):
     """The duplicates of one key: how many were answered from its record, and how many refused while it ran."""
@@ -38,15 +42,15 @@ class Duplicates(msgspec.Struct, frozen=True, array_like=True):
     operation: str
     scope: str
     key: str
-    absorbed: int
-    refused: int
+    absorbed: Count
+    refused: Count
 
 
 class Batch(msgspec.Struct, frozen=True):
     """One line: what one process has seen from one moment to another."""
 
-    begin: float
-    end: float
+    begin: Second
+    end: Second
     duplicates: list[Duplicates]
 
 
@@ -117,17 +121,21 @@ def _append(path: Path, batch: Batch) -> None:
     # Opened anew each time, so that the file may be rotated away.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE)
     try:
-        os.write(descriptor, msgspec.json.encode(batch) + b"\n")
+        # The first line feed ends a line that a process left half-written: it would take this batch with it.
+        os.write(descriptor, b"\n" + msgspec.json.encode(batch) + b"\n")
     finally:
         os.close(descriptor)
 
 
 def batches(paths: Iterable[Path]) -> Iterator[Batch | None]:
-    """Yield the batches of files; None for a line that cannot be read, such as the last one of a full disk."""
+    """Yield the batches of files; None for a line that cannot be read, such as the last one of a full disk.
+
+    Empty lines are nothing.
+    """
     decoder: Any = msgspec.json.Decoder(Batch)
     for path in paths:
         with path.open("rb") as lines:
-            for line in lines:
+            for line in filter(bytes.strip, lines):
                 try:
                     yield decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,12 @@ from onefold.report.absorbed import Batch, Duplicates
 
 # The amount of one delivery of this key; None if nobody knows it.
 AmountOf = Callable[[Duplicates], Decimal | None]
+
+# Digits before the point, and after it: enough for a country's budget in its smallest unit. More is no amount.
+DIGITS_MAX: Final = 30
+
+# Sums are exact: the digits of an amount, and those of a count.
+EXACT: Final = Context(prec=4 * DIGITS_MAX)
 
 
 class Figures(msgspec.Struct):
@@ -29,7 +36,7 @@ class Figures(msgspec.Struct):
         if amount is None:
             self.unknown += absorbed
         else:
-            self.saved += absorbed * amount
+            self.saved = EXACT.fma(amount, absorbed, self.saved)
 
 
 class Report(msgspec.Struct):
@@ -77,11 +84,16 @@ def counted(records: Iterable[Record], amount_of: Callable[[Record], Decimal | N
 
 
 def as_amount(value: object) -> Decimal | None:
-    """Return a number, or a text that is one, as an amount; None for anything else."""
+    """Return a number, or a text that is one, as an amount; None for anything else, and for what nobody can add up."""
     if not isinstance(value, (int, float, str)):
         return None
     try:
         found = Decimal(str(value))
-    except InvalidOperation:
+    except (InvalidOperation, ValueError):  # ValueError: an integer of thousands of digits
         return None
-    return found if found.is_finite() else None
+    return found if found.is_finite() and _is_of_bounded_size(found) else None
+
+
+def _is_of_bounded_size(amount: Decimal) -> bool:
+    exponent = amount.as_tuple().exponent
+    return isinstance(exponent, int) and exponent >= -DIGITS_MAX and amount.adjusted() < DIGITS_MAX

@@ -1,4 +1,4 @@
-"""RabbitMQ: exported definitions (`rabbitmqctl export_definitions`), and `rabbitmq.conf`. Pure.
+"""RabbitMQ: exported definitions (`rabbitmqctl export_definitions`), and `rabbitmq.conf`.
 
 A queue has its own arguments, and those of the one policy that applies to it. Its dead letters are in the queues that
 are bound to its dead-letter exchange: without a TTL they wait there without a limit.
@@ -15,6 +15,7 @@ from onefold._checks import did_you_mean
 from onefold.config.wording import shown
 from onefold.lint.settings.found import Found, SettingsFile, Wrong, milliseconds, number
 from onefold.lint.settings.json_text import Document, Path, parse
+from onefold.lint.settings.patterns import Endless, matching
 
 KNOWN: Final = ("x-message-ttl", "x-delivery-limit", "x-dead-letter-exchange", "x-consumer-timeout", "consumer_timeout")
 
@@ -39,6 +40,7 @@ class Queue(NamedTuple):
     settings: dict[str, Argument]
     file: str = ""
     line: int | None = None
+    kind: str = "classic"
 
     def seconds(self, name: str) -> float | None:
         one = self.settings.get(name)
@@ -133,23 +135,22 @@ def _some(queues: Sequence[Queue]) -> str:
 
 def queues_of(document: Document) -> Iterator[Queue]:
     """Yield the queues of definitions, each with its policy."""
-    policies = list(_section(document, "policies"))
-    for path, part in _section(document, "queues"):
-        arguments = part.get("arguments") or {}
-        if not isinstance(part.get("name"), str) or not isinstance(arguments, Mapping):
-            raise Wrong(document.file, document.line(*path), "a queue has a name, and its arguments are an object")
-        own = {
-            name.removeprefix("x-"): Argument(name, value, document.file, document.line(*path, "arguments", name))
-            for name, value in arguments.items()
-        }
-        vhost = str(part.get("vhost", "/"))
-        yield Queue(
-            part["name"],
-            vhost,
-            _merged(own, _policy_of(document, part, vhost, own, policies)),
-            document.file,
-            document.line(*path),
-        )
+    queues = [_without_policy(document, path, part) for path, part in _section(document, "queues")]
+    policies = _policies(document, queues)
+    for queue in queues:
+        yield queue._replace(settings=_merged(queue.settings, _policy_of(document, queue, policies)))
+
+
+def _without_policy(document: Document, path: Path, part: Mapping[str, Any]) -> Queue:
+    arguments = part.get("arguments") or {}
+    if not isinstance(part.get("name"), str) or not isinstance(arguments, Mapping):
+        raise Wrong(document.file, document.line(*path), "a queue has a name, and its arguments are an object")
+    own = {
+        name.removeprefix("x-"): Argument(name, value, document.file, document.line(*path, "arguments", name))
+        for name, value in arguments.items()
+    }
+    kind = own["queue-type"].value if "queue-type" in own else part.get("type", "classic")
+    return Queue(part["name"], str(part.get("vhost", "/")), own, document.file, document.line(*path), str(kind))
 
 
 def _merged(own: dict[str, Argument], policy: dict[str, Argument]) -> dict[str, Argument]:
@@ -168,42 +169,65 @@ def _is_smallest(one: Argument, *both: Argument) -> bool:
     return isinstance(one.value, int) and one.value == min(values, default=one.value)
 
 
-def _policy_of(
-    document: Document,
-    queue: Mapping[str, Any],
-    vhost: str,
-    own: Mapping[str, Argument],
-    policies: Sequence[tuple[Path, Mapping[str, Any]]],
-) -> dict[str, Argument]:
+class Policy(NamedTuple):
+    """A policy, and the names that its pattern matches."""
+
+    path: Path
+    part: Mapping[str, Any]
+    priority: int
+    names: frozenset[str]
+
+    def can_apply_to(self, queue: Queue) -> bool:
+        """Whether a queue has the virtual host and the kind of this policy."""
+        kinds = ("all", "queues", f"{queue.kind}_queues")
+        return self.part.get("vhost", "/") == queue.vhost and self.part.get("apply-to", "all") in kinds
+
+
+def _policies(document: Document, queues: Sequence[Queue]) -> list[Policy]:
+    """Return the policies that could apply to a queue, each with the names that it matches."""
+    policies = [_unmatched(document, path, part) for path, part in _section(document, "policies")]
+    named = [(one, [queue.name for queue in queues if one.can_apply_to(queue)]) for one in policies]
+    asked = [(policy, names) for policy, names in named if names]
+    try:
+        found = matching([(policy.part.get("pattern", ""), names) for policy, names in asked])
+    except Endless as error:
+        raise _wrong_pattern(document, asked[error.index][0], "takes too long for the names of the queues") from None
+    return [_matched(document, policy, names) for (policy, _), names in zip(asked, found, strict=True)]
+
+
+def _unmatched(document: Document, path: Path, part: Mapping[str, Any]) -> Policy:
+    priority = part.get("priority") or 0
+    if not isinstance(priority, int):
+        line = document.line(*path, "priority")
+        raise Wrong(document.file, line, f"the priority of a policy is {shown(priority)}, which is not a whole number")
+    return Policy(path, part, priority, frozenset())
+
+
+def _matched(document: Document, policy: Policy, names: Sequence[str] | None) -> Policy:
+    if names is None:
+        raise _wrong_pattern(document, policy, "is no regular expression")
+    return policy._replace(names=frozenset(names))
+
+
+def _wrong_pattern(document: Document, policy: Policy, why: str) -> Wrong:
+    line = document.line(*policy.path, "pattern")
+    return Wrong(document.file, line, f"the pattern {shown(policy.part.get('pattern', ''))} {why}")
+
+
+def _policy_of(document: Document, queue: Queue, policies: Sequence[Policy]) -> dict[str, Argument]:
     """Return the definition of the policy that applies: of those that match the name, that of the highest priority."""
-    kind = own["queue-type"].value if "queue-type" in own else queue.get("type", "classic")
-    fitting = [
-        (int(part.get("priority") or 0), path, part)
-        for path, part in policies
-        if part.get("vhost", "/") == vhost
-        and part.get("apply-to", "all") in ("all", "queues", f"{kind}_queues")
-        and _matches(document, path, part, str(queue["name"]))
-    ]
+    fitting = [one for one in policies if queue.name in one.names and one.can_apply_to(queue)]
     if not fitting:
         return {}
-    _, path, part = max(fitting, key=lambda one: one[0])
-    definition = part.get("definition") or {}
+    policy = max(fitting, key=lambda one: one.priority)
+    definition = policy.part.get("definition") or {}
     if not isinstance(definition, Mapping):
-        raise Wrong(document.file, document.line(*path), "a policy's definition is an object")
+        raise Wrong(document.file, document.line(*policy.path), "a policy's definition is an object")
     return {
-        name: Argument(f"{name} of the policy {part.get('name')}", value, document.file, line)
+        name: Argument(f"{name} of the policy {policy.part.get('name')}", value, document.file, line)
         for name, value in definition.items()
-        for line in [document.line(*path, "definition", name)]
+        for line in [document.line(*policy.path, "definition", name)]
     }
-
-
-def _matches(document: Document, path: Path, policy: Mapping[str, Any], name: str) -> bool:
-    pattern = policy.get("pattern", "")
-    try:
-        return re.search(pattern, name) is not None
-    except (re.error, TypeError):
-        line = document.line(*path, "pattern")
-        raise Wrong(document.file, line, f"the pattern {shown(pattern)} is no regular expression") from None
 
 
 def _section(document: Document, name: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
