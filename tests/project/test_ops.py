@@ -121,7 +121,7 @@ def test_every_alert_that_the_page_names_exists() -> None:
 
 def test_the_sizes_are_those_of_the_pages_of_the_stores() -> None:
     sizes = RUNBOOKS.read_text("utf-8").partition("### Ten million payments a day")[0]
-    rows = re.findall(r"^\| \[[\w ]+\]\((stores/\w+\.md)\).*?\| ([0-9]+)", sizes, flags=re.MULTILINE)
+    rows = re.findall(r"^\| \[[\w ,]+\]\((stores/\w+\.md)\).*?\| ([0-9]+)", sizes, flags=re.MULTILINE)
 
     assert len(rows) == 6
     for page, size in rows:

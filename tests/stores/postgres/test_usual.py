@@ -12,8 +12,8 @@ import pytest
 
 from onefold._model import Address, Close, Ending, Entry, Record, State
 from onefold.stores.postgres import PostgresStore, open_store
-from onefold.stores.postgres import usual as statements
 from onefold.stores.postgres.dialect import POSTGRES
+from onefold.stores.postgres.statements import usual as statements
 from tests.stores.postgres.tools import another
 from tests.support import eventually
 

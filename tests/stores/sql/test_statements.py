@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from onefold._model import Address, Claim, Ending, Entry, Record, State
 from onefold.stores.mysql.dialect import MARIADB, MYSQL
-from onefold.stores.postgres import batch, usual
 from onefold.stores.postgres.dialect import POSTGRES
+from onefold.stores.postgres.statements import batch, usual
 from onefold.stores.sql.dialect import Dialect, SqlRequest
 from onefold.stores.sql.records import ADDRESS, COLUMNS, PLACEHOLDER, READ, WRITTEN, put
 from onefold.stores.sqlite.dialect import SQLITE

@@ -127,7 +127,7 @@ def _opened_async(settings: Settings) -> AsyncPostgresStore:
 
 
 def _async_listener(settings: Settings, opener: Any) -> Any:
-    from onefold.stores.postgres.async_listener import AsyncListener
+    from onefold.stores.postgres.wakeups.async_listener import AsyncListener
 
     if settings.driver == "asyncpg":
         from onefold.stores.postgres.asyncpg.listener import opens

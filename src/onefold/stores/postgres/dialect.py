@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
-from onefold.stores.postgres import batch as many
-from onefold.stores.postgres import usual
 from onefold.stores.postgres.errors import LOCKED, code_of
-from onefold.stores.postgres.fragments import (
+from onefold.stores.postgres.statements import batch as many
+from onefold.stores.postgres.statements import usual
+from onefold.stores.postgres.statements.fragments import (
     AT_ADDRESS,
     DUE_SECONDS,
     ENDED,

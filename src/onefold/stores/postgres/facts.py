@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold.stores.base import Untold
-from onefold.stores.postgres.fragments import DUE_SECONDS, NOW
+from onefold.stores.postgres.statements.fragments import DUE_SECONDS, NOW
 from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.dialect import SqlFlow

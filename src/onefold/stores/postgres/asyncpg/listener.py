@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from onefold.stores.postgres import wakeups
-from onefold.stores.postgres.async_listener import Line
+from onefold.stores.postgres.wakeups.async_listener import Line
 
 
 def opens(open_connection: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Line]]:

@@ -15,8 +15,8 @@ from typing import Any
 from onefold._concurrency.forks import set_lock
 from onefold._model import Address
 from onefold.stores.postgres import wakeups
-from onefold.stores.postgres.async_listener import Line
 from onefold.stores.postgres.wakeups import Marks
+from onefold.stores.postgres.wakeups.async_listener import Line
 
 
 class Listener:

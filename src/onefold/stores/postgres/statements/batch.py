@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from onefold._model import Address, Claim, Close, Ending, Entry, Released, State
 from onefold.stores.postgres.errors import LOCKED, code_of
-from onefold.stores.postgres.fragments import (
+from onefold.stores.postgres.statements.fragments import (
     AT_ADDRESS,
     ENDED,
     INTO,

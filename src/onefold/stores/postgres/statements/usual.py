@@ -15,8 +15,8 @@ from typing import Final
 from msgspec.structs import fields
 
 from onefold._model import Claim, Ending, Entry, State
-from onefold.stores.postgres.fragments import AT_ADDRESS, DUE, ENDED, SELECTED, typed
 from onefold.stores.postgres.marks import MARKING
+from onefold.stores.postgres.statements.fragments import AT_ADDRESS, DUE, ENDED, SELECTED, typed
 from onefold.stores.sql.dialect import SqlRequest
 from onefold.stores.sql.records import AT, OURS, TABLE, Parameters, put, stored_ttl
 from onefold.stores.sql.statements import assigned

@@ -1,0 +1,1 @@
+"""The larger statements of PostgreSQL, and the fragments that they share."""
