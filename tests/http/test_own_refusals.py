@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -53,6 +53,22 @@ def test_a_whole_answer_is_sent_as_it_is(service: Service) -> None:
     assert (refused.status, refused.body, refused.headers["X-Shop"]) == (418, b"no", "closed")
     assert "Retry-After" not in refused.headers
     assert service.ran == []
+
+
+def test_an_answer_with_headers_in_text_or_without_a_body_is_sent(service: Service) -> None:
+    gone = Answer(410, cast("Any", [("x-shop", "closed"), ("Content-Length", "0")]))
+    service.take({"scope": single_tenant, "refusal": lambda _refusal: gone, "required": True})
+
+    refused = service.post(key=None)
+
+    assert (refused.status, refused.body, refused.headers["X-Shop"]) == (410, b"", "closed")
+    assert refused.headers["Content-Length"] == "0"
+
+
+def test_a_status_without_a_body_gets_no_length() -> None:
+    answer = exchange(lambda _refusal: Answer(204, [])).refused(REFUSALS["failed"])
+
+    assert (answer.status, [name for name, _ in answer.headers]) == (204, [b"idempotent-refused"])
 
 
 def exchange(make: Any) -> Exchange:
@@ -112,8 +128,12 @@ async def awaited() -> None: ...
         lambda _refusal: object(),
         lambda _refusal: awaited(),
         lambda _refusal: Answer(200, [(b"a b", b"c")]),
+        lambda _refusal: Answer(409, [(b"content-length", b"99")], b"short"),
+        lambda _refusal: Answer(409, [(b"Content-Length", b"2")], b"too long"),
+        lambda _refusal: Answer(304, [], b"no body"),
+        lambda _refusal: Answer(409, [], cast("bytes", "text")),
     ],
-    ids=["raises", "no JSON", "a coroutine", "cannot be sent"],
+    ids=["raises", "no JSON", "a coroutine", "a header", "too short", "too long", "no place for a body", "text"],
 )
 def test_a_function_that_fails_leaves_the_problem_document_and_is_logged(
     make: Any, caplog: pytest.LogCaptureFixture

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from onefold import UsageError
-from onefold.http._answers.sendable import is_sendable
+from onefold.http._answers.sendable import BODILESS, check_length, headers_of, status_of
 from onefold.http._shared import options as _options
 from onefold.http._shared.messages import REFUSED, Answer
 
@@ -59,16 +59,18 @@ def _answer_of(given: Any, problem: Answer, code: str) -> Answer:
         kept = [(name, value) for name, value in problem.headers if name not in OF_THE_BODY]
         body = msgspec.json.encode(given)
         given = Answer(problem.status, [(b"content-type", b"application/json"), *kept], body)
-    if not is_sendable(given):
-        raise UsageError("refusal= returned an Answer that cannot be sent")
+    status, headers = status_of(given.status), headers_of(given.headers)
+    if not isinstance(given.body, bytes) or (given.body and status in BODILESS):
+        raise UsageError(f"refusal= returned an Answer whose body cannot be sent with the status {status}")
+    check_length(status, headers, len(given.body), is_head=False)
     # Our client has to know it from an answer of the application: an intent must not end with it.
     mark = (REFUSED.lower().encode(), code.encode())
-    return with_length(Answer(given.status, [*given.headers, mark], given.body, given.cut))
+    return with_length(Answer(status, [*headers, mark], given.body, given.cut))
 
 
 def with_length(answer: Answer) -> Answer:
-    """Return the answer with the length of its body, unless it has one."""
-    if any(name.lower() == b"content-length" for name, _value in answer.headers):
+    """Return the answer with the length of its body, unless it has one, or no body by its status."""
+    if answer.status in BODILESS or any(name.lower() == b"content-length" for name, _value in answer.headers):
         return answer
     return Answer(
         answer.status, [*answer.headers, (b"content-length", str(len(answer.body)).encode())], answer.body, answer.cut

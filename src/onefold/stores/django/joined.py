@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from onefold.errors import UsageError
 from onefold.stores.django.connection import InsideConnection, StoresConnection, beside, database_of, in_transaction
-from onefold.stores.django.vendors import DatabaseId, database_id_of
+from onefold.stores.django.vendors import database_id_of
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import JoinedRecords
+from onefold.stores.sql.joined_rules import FoundIn
 from onefold.stores.sql.orm import purge_beside, send_finding
 from onefold.stores.sqlite import orm as sqlite
 from onefold.transactions import RecordColumn
@@ -57,7 +58,7 @@ def _purge(connection: Any, batches: int) -> None:
 
 
 # The databases where the tables were found.
-_found: set[DatabaseId] = set()
+_found: Final = FoundIn()
 
 
 class CallersConnection(InsideConnection):

@@ -1,7 +1,8 @@
 """PostgreSQL: records in the transaction of a caller's connection, whatever its driver.
 
-The tables are looked for on that connection, once per process and database. If there are none, they are created on a
-second connection: the caller's transaction sees no DDL, and is not aborted.
+The tables are looked for on that connection, once per process and database, and for each transaction if sessions differ
+in their schemas. If there are none, they are created on a second connection: the caller's transaction sees no DDL, and
+is not aborted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from onefold.stores.reserved import came_to_nothing
 from onefold.stores.sql.connection import Database, cannot_make
 from onefold.stores.sql.dialect import SqlFlow
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
-from onefold.stores.sql.joined_rules import tell_unusable
+from onefold.stores.sql.joined_rules import FoundIn, tell_unusable
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.stores.sql.tables import make_in
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 DatabaseId = tuple[Any, ...]
 
 # The databases where the tables were found.
-looked: Final[set[DatabaseId]] = set()
+looked: Final = FoundIn()
 
 
 class CallersRules(MarkedRules):
@@ -40,7 +41,7 @@ class CallersRules(MarkedRules):
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:
-            if self._database_id not in looked:
+            if not self._sent and self._database_id not in looked:
                 yield from self._look()
             answer = yield from flow
         except Exception as error:

@@ -199,9 +199,36 @@ def check_open(conn: Connection | AsyncConnection) -> None:
             raise UsageError(ABORTED)
 
 
-def tell_unusable(
-    error: Exception, database: Database, found: MutableSet[Any], database_id: object, *, first: bool
-) -> None:
+class FoundIn:
+    """The databases where the tables were found, so that nobody has to look again.
+
+    Where they were found and then missing, sessions may differ in their schemas, as with a schema for each tenant:
+    from then on each transaction looks, because no session can speak for another.
+    """
+
+    def __init__(self, kind: Callable[[], MutableSet[Any]] = set) -> None:
+        self._found = kind()
+        self._varying = kind()
+
+    def __contains__(self, database_id: object) -> bool:
+        return database_id in self._found
+
+    def add(self, database_id: object) -> None:
+        if database_id not in self._varying:
+            self._found.add(database_id)
+
+    def lose(self, database_id: object, *, varies: bool) -> None:
+        self._found.discard(database_id)
+        if varies:
+            self._varying.add(database_id)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._found.clear()
+        self._varying.clear()
+
+
+def tell_unusable(error: Exception, database: Database, found: FoundIn, database_id: object, *, first: bool) -> None:
     """Raise what a caller's driver cannot know: why the transaction is aborted. Leave all other errors to the driver.
 
     `found` holds the databases where the tables were seen; `first` tells that no statement of ours was sent before.
@@ -215,8 +242,8 @@ def tell_unusable(
             )
         seen = seen.__cause__
     if lacks_tables(error, database) and not isinstance(error, StoreUnavailable):
-        # Somebody has dropped them.
-        found.discard(database_id)
+        # Somebody has dropped them, or they are in the schema of another session.
+        found.lose(database_id, varies=database.sql.searches_schemas)
         if database.sql.searches_schemas:
             # PostgreSQL has aborted the transaction. The next delivery looks again.
             raise dropped(database) from error

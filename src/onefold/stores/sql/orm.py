@@ -6,9 +6,8 @@ commit. Only SQLite creates them inside: a second connection would wait for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from onefold._concurrency.generators import run
 from onefold.errors import OnefoldError
@@ -16,7 +15,7 @@ from onefold.stores import background_purge
 from onefold.stores.sql.connection import Connection, Database, ErrorClass, cannot_make, cause_of, lacks_tables
 from onefold.stores.sql.dialect import Reply, Sends, SqlRequest
 from onefold.stores.sql.joined import explain
-from onefold.stores.sql.joined_rules import tell_unusable
+from onefold.stores.sql.joined_rules import FoundIn, tell_unusable
 from onefold.stores.sql.tables import ensure, make_in
 
 Beside = Callable[[], AbstractContextManager[Connection]]
@@ -57,7 +56,7 @@ def send_finding(
     request: SqlRequest,
     conn: Sends,
     database: Database,
-    found: MutableSet[Any],
+    found: FoundIn,
     database_id: object,
     beside: Beside,
     *,
@@ -65,20 +64,16 @@ def send_finding(
 ) -> Reply:
     """Send a statement once the tables are found or created. `found` holds the databases where they were seen."""
     try:
-        return _sent_there(request, conn, database, found, database_id, beside)
+        if first and database_id not in found:
+            find_tables(database, conn, beside)
+            found.add(database_id)
+        return conn.send(request)
     except OnefoldError:
         raise
     except Exception as error:
         tell_unusable(error, database, found, database_id, first=first)
         if not lacks_tables(error, database):
             raise
-    return _sent_there(request, conn, database, found, database_id, beside)
-
-
-def _sent_there(
-    request: SqlRequest, conn: Sends, database: Database, found: MutableSet[Any], database_id: object, beside: Beside
-) -> Reply:
-    if database_id not in found:
-        find_tables(database, conn, beside)
-        found.add(database_id)
+    find_tables(database, conn, beside)
+    found.add(database_id)
     return conn.send(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, exc
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, scoped_session
 from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
+from onefold.stores.sql.joined_rules import FoundIn
 from onefold.stores.sql.orm import purge_beside, send_finding
 from onefold.stores.sqlalchemy.async_connection import AsyncConnectionShell
 from onefold.stores.sqlalchemy.commits import after_commit
@@ -54,7 +55,7 @@ def _purge(engine: Engine, due: int) -> None:
 
 
 # The engines' dialects for which the tables were found; engines that differ only in their options share one.
-_found: WeakSet[Any] = WeakSet()
+_found: Final = FoundIn(WeakSet)
 
 
 class CallersConnection(HeldConnection):
