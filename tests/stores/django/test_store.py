@@ -16,6 +16,7 @@ from django.db import Error, connections, transaction
 
 from onefold import AsyncGuard, Guard, Policy, RememberedFailure, StoreUnavailable, UsageError
 from onefold._heartbeat import beats as heartbeat
+from onefold.stores.base import Claim, Ending, Entry, Gone, Record
 from onefold.stores.django import DjangoStore
 from onefold.stores.django.connection import beside, in_transaction
 from onefold.stores.mysql import orm as mysql
@@ -67,9 +68,22 @@ class OnDjango(StoreContract):
 class InThreadsThatEnd(DjangoStore):
     """Django closes connections at the end of a request; a thread of the contract's ends without one."""
 
+    def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
+        with self._ending():
+            return super().claim(entry, replacing=replacing)
+
+    def finish(self, claim: Claim, ending: Ending) -> bool:
+        with self._ending():
+            return super().finish(claim, ending)
+
     def _run_on(self, pool: Any, work: Callable[..., Any]) -> Any:
-        try:
+        with self._ending():
             return run_on(pool, work)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
         finally:
             if threading.current_thread() is not threading.main_thread():
                 connections[self.alias].close()
