@@ -120,10 +120,15 @@ def trusting_once(create: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def logging_is_left_as_it_was() -> Iterator[None]:
-    """Put the root logger's level back: a framework that sets it would make another file's test see more than it."""
-    level = logging.getLogger().level
+    """Put back what a framework sets: another file's test would see more of the log, or nothing of ours."""
+    root = logging.getLogger()
+    level = root.level
     yield
-    logging.getLogger().setLevel(level)
+    root.setLevel(level)
+    logging.disable(logging.NOTSET)
+    for ours in (logging.getLogger(name) for name in list(root.manager.loggerDict) if name.startswith("onefold")):
+        ours.disabled, ours.propagate = False, True
+        ours.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module", autouse=True)

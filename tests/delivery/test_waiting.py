@@ -323,3 +323,15 @@ def test_sixty_four_waiters_cost_the_store_a_tenth_of_the_looks(
         one.leave()
 
     assert looks * 10 <= polls_of_one(seconds) * number
+
+
+def test_a_store_that_falls_silent_while_it_is_asked_is_asked_again() -> None:
+    """Its answer may come after the loss of the connection that gave it."""
+    waiter = BlockingWaiter(CHARGE, MemoryStore())
+    assert waiter.asks_the_store()
+
+    waiters.nobody_tells(CHARGE)
+    waiter.is_told(told=True)
+
+    assert waiter.asks_the_store()
+    waiter.leave()

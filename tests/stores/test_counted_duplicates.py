@@ -87,7 +87,7 @@ def locked_row(url: str, tmp_path: Path) -> Iterator[None]:
             file.execute("ROLLBACK")
     else:
         with psycopg.connect(url) as session:
-            session.execute(f"UPDATE {TABLE} SET remark = remark")
+            session.execute(f"SELECT 1 FROM {TABLE} FOR UPDATE")
             yield
             session.rollback()
 

@@ -88,10 +88,14 @@ class Waiter:
             return True
 
     def is_told(self, told: bool) -> None:  # noqa: FBT001 - the store's answer
-        """Note whether the store tells of endings from now on. Until now it did not: then a look is due at once."""
+        """Note whether the store tells of endings from now on. Until now it did not: then a look is due at once.
+
+        If its connection was lost while it answered, nobody tells, and the next wait asks again.
+        """
         with _lock:
             self._asks = False
-            self.room.told = told
+            if self.room.told is not None:
+                self.room.told = told
             self.room.due = self.room.due or told
 
     def pause_left(self, seconds: float, ends: float) -> float:
