@@ -55,6 +55,12 @@ def interrupted(method: str, error: type[BaseException]) -> Iterator[None]:
 
 
 @pytest.fixture
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ignore what a finalizer raises: pytest's own way to hear of it would be struck, too."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _unraisable: None)
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as connection:
@@ -167,7 +173,7 @@ def left_current() -> list[str]:
     return [name for name in ("_current", "_step", "_batch") if getattr(CURRENT, name).get() is not None]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("unheard")
 def test_wherever_it_strikes_nothing_stays_current_nor_becomes_so_later() -> None:
     """What the traceback of the interrupt holds is left late: that must not make its delivery current again."""
 
@@ -188,7 +194,8 @@ def test_wherever_it_strikes_nothing_stays_current_nor_becomes_so_later() -> Non
     assert at > 50
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.usefixtures("unheard")
 def test_wherever_it_strikes_nothing_stays_current_in_its_task() -> None:
     async def mail() -> None: ...
 
@@ -213,6 +220,7 @@ def test_wherever_it_strikes_nothing_stays_current_in_its_task() -> None:
     gc.collect()
 
 
+@pytest.mark.usefixtures("unheard")
 def test_a_step_in_a_thread_of_its_own_leaves_nothing_current_there() -> None:
     left: list[tuple[str, list[str]]] = []
 
