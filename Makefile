@@ -29,7 +29,7 @@ test: $(READY)  ## all everyday tests, the simulator among them (ARGS=tests/deli
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-all: $(READY)  ## and each promise on every server, driver and framework
-	$(BIN)/python -m pytest -m '' $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest -m 'not soak' $(PARALLEL) $(ARGS)
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -52,13 +52,15 @@ services-install: $(READY)  ## install the servers that do not come as wheels: f
 simulate: $(READY)  ## every interleaving, deeper than in `make test`, with progress
 	$(BIN)/onefold simulate --deep $(ARGS)
 
-soak: $(READY)  ## the long checks: the deep simulator, and soaks with random kills (SHORT=1: what CI runs)
-	$(if $(SHORT),,$(BIN)/python -m pytest -m more $(PARALLEL))
+soak: $(READY)  ## the long checks: every combination, the deep simulator, and soaks with random kills (SHORT=1: what CI runs)
+	$(if $(SHORT),,$(BIN)/python -m pytest -m 'more or soak' $(PARALLEL))
 	$(if $(SHORT),,$(BIN)/onefold simulate --deep $(ARGS))
 	$(BIN)/python -m bench.soak --store all $(if $(SHORT),--short --strike-server)
 	$(BIN)/python -m bench.soak --cancel $(if $(SHORT),--short)
 	$(BIN)/python -m bench.soak_http $(if $(SHORT),--megabytes 8)
 	$(BIN)/python -m bench.soak_rabbitmq $(if $(SHORT),--short)
+	$(BIN)/python -m bench.soak_nats $(if $(SHORT),--short)
+	$(BIN)/python -m bench.soak_redis_streams $(if $(SHORT),--short)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store postgres --store mariadb --store redis --strike-server)
 	$(if $(SHORT),,$(BIN)/python -m bench.soak --store patroni --store patroni-async)
 	$(if $(SHORT),,$(BIN)/python -m bench.mutate)
@@ -71,8 +73,9 @@ bench-quick: $(READY)  ## what a guard costs on each store, against the raw driv
 
 bench-scale: $(READY)  ## the cost at 10 thousand to 10 million records, of waiting duplicates, and of a purge (ARGS=--quick; --save)
 	$(BIN)/python -m bench.scale $(ARGS)
+	$(BIN)/python -m bench.scale.partitions $(filter --quick,$(ARGS))
 
-bench: $(BENCH)/.ready  ## the whole comparison: raw drivers, other libraries, each bar with its verdict, in ten minutes
+bench: $(BENCH)/.ready  ## the whole comparison: raw drivers, other libraries, each bar with its verdict, in five minutes
 	$(BENCH)/bin/python -m bench.compare $(ARGS)
 
 docs: $(READY)  ## regenerate the parts of the documentation that come from the source

@@ -86,7 +86,7 @@ CALLS = {
     "guard": (
         onefold.Guard,
         [
-            *("idempotent", "transactional", "run", "run_batch", "within"),
+            *("idempotent", "transactional", "scheduled", "run", "run_batch", "within"),
             *("read", "address", "resolve", "forget", "check", "close"),
         ],
     ),

@@ -1,15 +1,19 @@
 """The fixtures that give tests their servers. A server starts when the first test asks for it, never before.
 
 Session-wide, to look at: `postgres`, `pgbouncer`, `mariadb`, `redis_server`, `valkey`, `redis_cluster`,
-`valkey_cluster`, `redis_pair`, `redis_sentinel`, `dynamodb`, `kafka`, `rabbitmq` (each has `.url`, `.version`).
+`valkey_cluster`, `redis_pair`, `redis_sentinel`, `dynamodb`, `kafka`, `rabbitmq`, `nats_server`,
+`temporal_server` (each has `.url` and `.version`).
 Empty at the start of each test: `postgres_url`, `pgbouncer_url` (the same database), `mysql_url`, `redis_url`,
 `valkey_url`, `redis_cluster_url`, `valkey_cluster_url`, `dynamodb_url` (the name of a table that does not exist yet).
 Shared by all tests: `kafka_url`, with a new `kafka_topic` for each of them.
 Shared by all tests: `rabbitmq_url`; a test gives its queues names that nobody else has, `rabbitmq_name` begins them.
+Shared by all tests: `nats_url`; `nats_name` begins the names of a test's streams.
+Shared by all tests: `temporal_address`; `temporal_name` begins the ids of a test's workflows, and is its task queue.
+Shared by all tests: `sqs_url`, the emulator of DynamoDB; `sqs_name` begins the names of a test's queues.
 Private to one test, to be killed, frozen and restarted: `own_postgres`, `own_mariadb`, `own_redis`, `own_valkey`,
-`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`, and `own_patroni` with
-`own_patroni_async`, whose primary fails over. For a whole module: `with house.own("postgres") as server`. The path of a
-program: `node`.
+`own_redis_pair`, `own_redis_sentinel`, `own_redis_cluster`, `own_kafka`, `own_rabbitmq`, `own_nats`, `own_temporal`,
+and `own_patroni` with `own_patroni_async`, whose primary fails over. For a whole module: `with house.own("postgres") as
+server`. The path of a program: `node`.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from services import mariadb as mariadb_server
 from services import postgres as postgres_server
 from services import programs
 from services import redis as redis_servers
+from services import temporal as temporal_servers
 from services.house import House, Run
 from services.programs import Missing, in_ci
 from services.servers import Server
@@ -131,6 +136,8 @@ redis_sentinel = session_server("redis-sentinel")
 dynamodb = session_server("dynamodb")
 kafka = session_server("kafka")
 rabbitmq = session_server("rabbitmq")
+nats_server = session_server("nats")
+temporal_server = session_server("temporal")
 
 own_postgres = own_server("postgres")
 own_mariadb = own_server("mariadb")
@@ -141,6 +148,8 @@ own_redis_sentinel = own_server("redis-sentinel")
 own_redis_cluster = own_server("redis-cluster")
 own_kafka = own_server("kafka")
 own_rabbitmq = own_server("rabbitmq")
+own_nats = own_server("nats")
+own_temporal = own_server("temporal")
 own_patroni = own_server("patroni")
 own_patroni_async = own_server("patroni-async")
 
@@ -224,6 +233,43 @@ def rabbitmq_url(rabbitmq: Server) -> str:
 @pytest.fixture
 def rabbitmq_name() -> str:
     """How the names of this test's queues and exchanges begin: AMQP has no word for emptying a broker."""
+    return f"onefold-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def nats_url(nats_server: Server) -> str:
+    return nats_server.url
+
+
+@pytest.fixture
+def nats_name() -> str:
+    """How the names of this test's streams begin. A dot would divide a subject."""
+    return f"onefold-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def temporal_address(temporal_server: Server) -> str:
+    """The host and port, as clients take them."""
+    return temporal_servers.address_of(temporal_server.url)
+
+
+@pytest.fixture
+def temporal_name() -> str:
+    """How the ids of this test's workflows begin, and the name of its task queue."""
+    return f"onefold-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def sqs_url(dynamodb: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The endpoint. The same process serves DynamoDB."""
+    for name, value in dynamodb_server.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return dynamodb.url
+
+
+@pytest.fixture
+def sqs_name() -> str:
+    """How the names of this test's queues begin."""
     return f"onefold-{secrets.token_hex(6)}"
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services import dynamodb, kafka, mariadb, patroni, postgres, rabbitmq, redis, redis_cluster, state
+from services import dynamodb, kafka, mariadb, nats, patroni, postgres, rabbitmq, redis, redis_cluster, state, temporal
 from services.home import Home, Watchdog, open_to_all, root_folder
 from services.processes import ServerFailed
 from services.servers import Server
@@ -47,6 +47,8 @@ KINDS = {
     "dynamodb": Kind(dynamodb.start_dynamodb, "ONEFOLD_DYNAMODB_URL", shared=True),
     "kafka": Kind(kafka.start_kafka, "ONEFOLD_KAFKA_URL", shared=True),
     "rabbitmq": Kind(rabbitmq.start_rabbitmq, "ONEFOLD_RABBITMQ_URL", shared=True),
+    "nats": Kind(nats.start_nats, "ONEFOLD_NATS_URL", shared=True),
+    "temporal": Kind(temporal.start_temporal, "ONEFOLD_TEMPORAL_URL", shared=True),
 }
 # Too large to be shared, and there to be harmed: only for the test or the soak that asks for one of its own.
 OWN_ONLY: dict[str, Callable[[Home], Server]] = {

@@ -23,6 +23,7 @@ import redis.connection
 import typer.testing
 from pymysql.connections import Connection as Pymysql
 
+from onefold import events
 from onefold.stores import background_purge
 from onefold.stores.sqlite.joined import SqliteTransaction
 from tests.wallet import connected, create
@@ -81,7 +82,7 @@ def races_from_a_server_of_forks() -> Iterator[None]:
 def no_purge_by_chance() -> Iterator[None]:
     """After which delivery a store purges a little is chance: whoever counts statements would fail now and then."""
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(background_purge, "chance", lambda: background_purge.ONE_IN)
+        patching.setattr(background_purge, "chance", lambda *_: background_purge.ONE_IN)
         yield
 
 
@@ -123,6 +124,8 @@ def logging_is_left_as_it_was() -> Iterator[None]:
     """Put back what a framework sets: another file's test would see more of the log, or nothing of ours."""
     root = logging.getLogger()
     level = root.level
+    # What another file's test has warned of would not be said again.
+    events._warned.clear()
     yield
     root.setLevel(level)
     logging.disable(logging.NOTSET)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
+
+import pytest
 
 from onefold import Guard, OnefoldError
 from onefold._model import Claim, Close, Commit, Ending, Entry, Gone, Record
@@ -33,7 +38,8 @@ class Stage:
     def at(self, step: str) -> None:
         if step in self._stops:
             self._pipe.send(step)
-            self._pipe.recv()
+            if stood := self._pipe.recv():
+                move_clock(stood)
 
     def tell(self, word: Any) -> None:
         self._pipe.send(word)
@@ -56,8 +62,9 @@ class Child:
         heard = self.hear()
         assert heard == step, heard
 
-    def go_on(self) -> None:
-        self._pipe.send("go on")
+    def go_on(self, *, after: float = 0.0) -> None:
+        """Let it leave the step; by its own clock it has stood there for so many seconds."""
+        self._pipe.send(after)
 
     def signal(self, number: signal.Signals) -> None:
         pid = self._process.pid
@@ -75,6 +82,17 @@ class Child:
         self._process.kill()
         self._process.join(PATIENCE)
         self._pipe.close()
+
+
+def move_clock(seconds: float) -> None:
+    """Move the clock of this process on, as far as claims are concerned."""
+
+    def monotonic() -> float:
+        return time.monotonic() + seconds
+
+    patching = pytest.MonkeyPatch()
+    patching.setattr("onefold._heartbeat.clock.monotonic", monotonic)
+    patching.setattr("onefold._delivery.drive.time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
 
 
 @contextmanager
@@ -164,6 +182,12 @@ class StoppingTransaction(SqliteTransaction):
         committed = super().commit()
         self._stage.at("after COMMIT")
         return committed
+
+
+def lapse(path: Path) -> None:
+    """End every lease in the file of a store; fail at once if somebody writes to it."""
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+        connection.execute("UPDATE onefold_records SET lease_until = began")
 
 
 class Notes:

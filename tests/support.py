@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar, get_args, get_type_hints
 from onefold import Event, Guard, Policy, StoreUnavailable
 from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold._model import policy as _policy
+from onefold.stores.base import Store
 from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 
 T = TypeVar("T")
@@ -256,6 +257,13 @@ def die_running(
     raise AssertionError("the worker did not die")
 
 
+def end_lease(store: Store, address: Address) -> None:
+    """End the lease of a claim that its owner cannot renew; no busy machine ends it too early."""
+    found = store.read(address)
+    assert found is not None
+    assert store.extend(Claim(address, found.token, lease=0.0, ttl=found.ttl_left)), "it is nobody's"
+
+
 def elsewhere(call: Callable[[], T]) -> T:
     """What the call returns or raises in a thread of its own: another worker, with no handler around it."""
     return Elsewhere(call).result()
@@ -270,6 +278,10 @@ class Elsewhere(Generic[T]):
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def result(self, timeout: float = PATIENCE) -> T:
         self._thread.join(timeout)

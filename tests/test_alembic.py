@@ -17,6 +17,7 @@ from alembic.config import Config
 from onefold import Guard
 from onefold.stores.sql.records import VERSION
 from onefold.stores.sqlalchemy import SqlAlchemyStore
+from tests.stores.postgres.partitions.tools import guard_on, seal
 from tests.stores.sqlalchemy.wallet import DATABASES, Ledger
 from tests.support import Handler
 
@@ -145,6 +146,22 @@ def test_offline_the_statements_are_written_down_and_work(project: Config, ledge
 
 def test_autogenerate_leaves_the_tables_alone(project: Config, ledger: Ledger) -> None:
     command.upgrade(project, "head")
+
+    made = command.revision(project, "more", autogenerate=True)
+
+    assert made is not None
+    text_of = Path(str(made.path)).read_text()  # type: ignore[union-attr]
+    assert "drop_table('wallet')" in text_of
+    assert "onefold" not in text_of
+
+
+@pytest.mark.parametrize("ledger", ["postgres"], indirect=True)
+def test_autogenerate_leaves_partitions_alone(project: Config, ledger: Ledger, postgres_url: str) -> None:
+    """They hold live records."""
+    command.upgrade(project, "head")
+    with guard_on(postgres_url) as guard:
+        guard.run("charge", "c1", Handler("paid"))
+    assert seal(postgres_url)
 
     made = command.revision(project, "more", autogenerate=True)
 

@@ -34,7 +34,7 @@ RESULTS: Final = "results.json"
 SCALE: Final = "scale.json"
 GROWTH: Final = ("store", "records", "claim_us", "ratio")
 
-# Of a contest of weight 1: with the throughput and the starts of the servers, all of them take about ten minutes.
+# Of a contest of weight 1: with the throughput and the starts of the servers, all of them take about five minutes.
 SECONDS: Final = 12.0
 QUICK: Final = Asked(seconds=2.0, throughput=0.3)
 QUICK_RECORDS: Final = 2_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from bench.compare.contests import LIMIT, MANY, PEER
+from bench.compare.contests import FLOOR, LIMIT, MANY, PEER
 
 Results = dict[str, Any]
 
@@ -35,17 +35,21 @@ class Bar(NamedTuple):
     must: str
     at_most: float
     read: Callable[[Results], Reading | None]
+    # What our statements take without Onefold, in the same unit.
+    floor: Callable[[Results], Reading | None] | None = None
 
     def judge(self, results: Results) -> dict[str, Any]:
         found = self.read(results)
         if found is None:
             return {"work": self.work, "must": self.must, "verdict": NOT_MEASURED}
+        floor = self.floor and self.floor(results)
         return {
             "work": self.work,
             "must": self.must,
             "found": round(found.value, 3),
             "unit": found.unit,
             "of": found.of,
+            **({"floor": round(floor.value, 3)} if floor else {}),
             "verdict": MET if found.value <= self.at_most else MISSED,
             "by": by_how_much(found.value, self.at_most),
         }
@@ -84,7 +88,7 @@ def against(contest: str, call: str, side: str = LIMIT) -> Callable[[Results], R
 
 
 def other_way(contest: str, call: str, side: str) -> Callable[[Results], Reading | None]:
-    """Read how many times longer another way of ours takes than the limit."""
+    """Read how many times longer another way of ours, or its statements alone, takes than the limit."""
 
     def read(results: Results) -> Reading | None:
         way, limit = side_of(results, contest, side), side_of(results, contest, LIMIT)
@@ -146,7 +150,13 @@ def growth(results: Results) -> Reading | None:
 
 def _at_most(work: str, contest: str, limits: Iterable[tuple[str, float]], than: str, side: str = LIMIT) -> list[Bar]:
     return [
-        Bar(f"{work}, {call}", f"at most {most:g} × {than}", most, against(contest, call, side))
+        Bar(
+            f"{work}, {call}",
+            f"at most {most:g} × {than}",
+            most,
+            against(contest, call, side),
+            other_way(contest, call, FLOOR),
+        )
         for call, most in limits
     ]
 

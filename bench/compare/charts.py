@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from bench.compare.contests import ENGINE, LIMIT, OTHER_WAY, OURS, PEER, SEEN_ONLY
+from bench.compare.contests import ENGINE, FLOOR, LIMIT, OTHER_WAY, OURS, PEER, SEEN_ONLY
 from bench.compare.wording import duration, times
 
 WIDTH: Final = 760
@@ -29,6 +29,7 @@ COLOURS: Final = {
     SEEN_ONLY: ("#d4a72c", "#bb8009"),
     ENGINE: ("#8250df", "#a371f7"),
     OTHER_WAY: ("#54aeff", "#79c0ff"),
+    FLOOR: ("#57606a", "#a8b3bd"),
 }
 LEGEND: Final = {
     OURS: "Onefold",
@@ -37,6 +38,7 @@ LEGEND: Final = {
     SEEN_ONLY: "seen only, no claim",
     ENGINE: "engines",
     OTHER_WAY: "Onefold, the other way",
+    FLOOR: "our statements alone",
 }
 CALLS: Final = {"first": "first call", "duplicate": "duplicate"}
 

@@ -15,6 +15,8 @@ SEEN_ONLY: Final = "seen only"
 ENGINE: Final = "engine"
 # Our own other way to do the same.
 OTHER_WAY: Final = "other way"
+# Our own statements on the raw driver: what the record itself costs.
+FLOOR: Final = "floor"
 
 
 class Entrant(NamedTuple):
@@ -56,6 +58,10 @@ def limit(name: str, side: str) -> Entrant:
     return Entrant(name, LIMIT, side)
 
 
+def floor(side: str) -> Entrant:
+    return Entrant("our statements alone", FLOOR, f"statements.{side}")
+
+
 def exactly_once(side: str) -> Entrant:
     return Entrant("exactly-once", PEER, f"exactly_once.{side}", "exactly-once")
 
@@ -90,6 +96,7 @@ CONTESTS: Final = (
         "Memory",
         (
             ours("onefold.memory"),
+            Entrant("run without a payload", OTHER_WAY, "onefold.memory_run", "onefold"),
             limit("a set with a lock", "by_hand.memory"),
             Entrant("BabelQueue", SEEN_ONLY, "babelqueue.memory", "babelqueue"),
             exactly_once("memory"),
@@ -98,7 +105,8 @@ CONTESTS: Final = (
         weight=0.6,
         rounds_max=MEMORY_ROUNDS,
         burst=MEMORY_BURST,
-        note="BabelQueue's wrap is the bare set of the bars: it claims nothing while a handler runs.",
+        note="BabelQueue's wrap is the bare set of the bars: it claims nothing while a handler runs, and "
+        "compares no payload. Neither does `run` without one.",
     ),
     Contest(
         "memory-async",
@@ -117,14 +125,19 @@ CONTESTS: Final = (
     Contest(
         "sqlite",
         "SQLite, each commit on the disk (sync=full)",
-        (ours("onefold.sqlite"), limit("sqlite3", "by_hand.sqlite"), agent_once("sqlite")),
+        (ours("onefold.sqlite"), limit("sqlite3", "by_hand.sqlite"), floor("sqlite"), agent_once("sqlite")),
         callers=(1, 4),
         note="agent-once keeps SQLite's default, which is full.",
     ),
     Contest(
         "sqlite-normal",
         "SQLite, synced at checkpoints (sync=normal)",
-        (ours("onefold.sqlite_normal"), limit("sqlite3", "by_hand.sqlite_normal"), exactly_once("sqlite")),
+        (
+            ours("onefold.sqlite_normal"),
+            limit("sqlite3", "by_hand.sqlite_normal"),
+            floor("sqlite_normal"),
+            exactly_once("sqlite"),
+        ),
         weight=0.5,
         note="exactly-once sets synchronous=NORMAL itself.",
     ),
@@ -158,6 +171,7 @@ CONTESTS: Final = (
         (
             ours("onefold.postgres"),
             limit("psycopg", "by_hand.postgres"),
+            floor("claim"),
             exactly_once("postgres"),
             idemkit("postgres"),
             agent_once("postgres"),
@@ -187,6 +201,7 @@ CONTESTS: Final = (
         (
             ours("joined.within"),
             limit("a dedup INSERT", "joined.by_hand"),
+            floor("within"),
             Entrant("transactional", OTHER_WAY, "joined.transactional", "onefold"),
         ),
         weight=1.5,
@@ -204,6 +219,7 @@ CONTESTS: Final = (
         (
             ours("joined.fresh"),
             limit("INSERT … unnest", "joined.fresh_by_hand"),
+            floor("batch"),
             Entrant("one by one", OTHER_WAY, "joined.one_by_one", "onefold"),
         ),
         weight=2.0,
@@ -236,7 +252,15 @@ CONTESTS: Final = (
             limit("the bare app", "http.bare"),
             Entrant("idemkit", PEER, "http.idemkit", "idemkit"),
             Entrant("asgi-idempotency-header", PEER, "http.asgi_idempotency_header", "asgi-idempotency-header"),
-            Entrant("fastapi-idempotency-key", PEER, "http.fastapi_idempotency_key", "fastapi-idempotency-key"),
+            Entrant(
+                "fastapi-idempotency-key",
+                PEER,
+                # For a version that replays.
+                "http.fastapi_idempotency_key",
+                "fastapi-idempotency-key",
+                "its Redis backend (0.1.1) stores each response with an empty fingerprint, and so refuses every "
+                "duplicate as another payload (422)",
+            ),
         ),
         is_async=True,
         weight=1.5,

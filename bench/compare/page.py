@@ -60,11 +60,11 @@ def _plain(cell: str) -> str:
 
 
 def _entrants() -> str:
-    rows = [
-        (contest.title, ", ".join(one.name + (" (engine)" if one.role == ENGINE else "") for one in contest.entrants))
-        for contest in CONTESTS
-    ]
-    return table(("contest", "sides"), rows)
+    rows = []
+    for contest in CONTESTS:
+        sides = ", ".join(one.name + (" (engine)" if one.role == ENGINE else "") for one in contest.entrants)
+        rows.append((contest.title, f"`{contest.name}`", sides))
+    return table(("contest", "`--only`", "sides"), rows)
 
 
 def _where(results: dict[str, Any]) -> str:

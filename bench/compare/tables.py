@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.compare.bars import MET, MISSED
+from bench.compare.bars import MET, MISSED, NOT_MEASURED
 from bench.compare.contests import ENGINE, OURS
 from bench.compare.throughput import callers_of
 from bench.compare.wording import duration, figure, ratio, speed
 
 STYLES: Final = {MET: "green", MISSED: "red"}
+# After `--only` most bars are not measured: nobody wants to read their names.
+NAMED_MAX: Final = 10
 CAPTION: Final = (
     "The sides take turns. Onefold ÷ it: how many times longer Onefold takes, median of blocks "
     "(quartiles); below 1, Onefold is the faster. Read the ratios: the times are this machine's."
@@ -36,6 +38,9 @@ def show(results: dict[str, Any], console: Console) -> None:
         found = f"{one['bytes']:g} bytes" if "bytes" in one else f"not measured: {one['missing']}"
         _say(console, f"{one['store']}, {one['keys']} keys: a finished record without a result takes {found}", "")
     console.print(_bars(results))
+    if missing := [bar["work"] for bar in results["bars"] if bar["verdict"] == NOT_MEASURED]:
+        names = f": {', '.join(missing)}" if len(missing) <= NAMED_MAX else ""
+        _say(console, f"{len(missing)} of {len(results['bars'])} bars were not measured in this run{names}.", "yellow")
     _say(console, CAPTION, "dim")
 
 
@@ -90,6 +95,8 @@ def _bars(results: dict[str, Any]) -> Table:
     for name in ("work", "must be", "found", "", "by"):
         table.add_column(name)
     for bar in results["bars"]:
+        if bar["verdict"] == NOT_MEASURED:
+            continue
         verdict = Text(bar["verdict"], STYLES.get(bar["verdict"], "yellow"))
         table.add_row(bar["work"], bar["must"], figure(bar), verdict, bar.get("by", ""))
     return table

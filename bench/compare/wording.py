@@ -38,7 +38,8 @@ def figure(bar: dict[str, Any]) -> str:
         return "not measured in this run"
     value = times(bar["found"]) if bar["unit"] == "×" else f"{bar['found']:,.0f}"
     found = f"{value} {bar['unit'].strip()}"
-    return f"{found} ({bar['of']})" if bar["of"] else found
+    told = f"{found} ({bar['of']})" if bar["of"] else found
+    return f"{told}; our statements alone: {times(bar['floor'])} ×" if "floor" in bar else told
 
 
 def _three_digits(value: float) -> str:

@@ -105,7 +105,7 @@ def _bytes(rows: list[dict[str, Any]]) -> str:
 def _waiters(rows: list[dict[str, Any]]) -> str:
     groups = [
         Group(
-            f"{NAMES[store]}, duplicates in {where}",
+            f"{NAMES[store]}, duplicates in {where.replace('`', '')}",
             [
                 Bar(
                     f"{row['waiters']} waiting", row["reads"], f"{row['reads']:,} reads, {row['last_answer_ms']:.0f} ms"
@@ -115,7 +115,7 @@ def _waiters(rows: list[dict[str, Any]]) -> str:
             ],
         )
         for store in _stores(rows)
-        for where in dict.fromkeys(row["where"] for row in rows)
+        for where in dict.fromkeys(row["where"] for row in rows if row["store"] == store)
     ]
     about = (
         f"Reads of the store while a handler takes {rows[0]['handler_seconds']:g} s, "

@@ -27,6 +27,9 @@ WAIT_SECONDS: Final = 60.0
 PATIENCE: Final = 120.0
 
 SAME, ANOTHER = "the owner's process", "another process"
+# Where a store wakes other processes only if it is asked to: the option of its URL.
+NOTIFIED: Final = "another process, `?notify=yes`"
+OPTIONS: Final = {NOTIFIED: "&notify=yes"}
 
 
 class Waited(NamedTuple):
@@ -51,9 +54,9 @@ class Waited(NamedTuple):
 
 
 def measure(store: str, place: Place, waiters: tuple[int, ...], handler_seconds: float) -> Iterator[Waited]:
-    """Measure each number of duplicates in both places."""
+    """Measure each number of duplicates in each place."""
     alone, _ = _run(place, 0, SAME, handler_seconds)
-    for where in (SAME, ANOTHER):
+    for where in (SAME, ANOTHER, *([NOTIFIED] if store == "postgres" else [])):
         for number in waiters:
             reads, last = _run(place, number, where, handler_seconds)
             yield Waited(store, where, number, handler_seconds, max(reads - alone, 0), last)
@@ -61,16 +64,16 @@ def measure(store: str, place: Place, waiters: tuple[int, ...], handler_seconds:
 
 def _run(place: Place, waiters: int, where: str, handler_seconds: float) -> tuple[int, float]:
     """Return how often the store was asked, and how long the last answer took."""
-    key, ended = str(uuid.uuid4()), [0.0]
+    key, ended, url = str(uuid.uuid4()), [0.0], place.url + OPTIONS.get(where, "")
     before = place.reads()
-    with _statements() as ours, Guard(place.url) as guard:
+    with _statements() as ours, Guard(url) as guard:
 
         def handler() -> None:
             answers.begin()
             time.sleep(handler_seconds)
             ended[0] = time.monotonic()
 
-        answers = (_Threads if where == SAME else _Process)(place.url, guard, key, waiters)
+        answers = (_Threads if where == SAME else _Process)(url, guard, key, waiters)
         guard.run(OPERATION, key, handler)
         answered, theirs = answers.end()
     # A server counts what a connection did when it is closed; SQLite's processes count themselves.

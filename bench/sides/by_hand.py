@@ -76,7 +76,7 @@ def sqlite(_house: House, sync: str = "full") -> Iterator[Side]:
             connection.execute("PRAGMA busy_timeout = 60000")
             return connection
 
-        execute = _in_each_thread(connect)
+        execute = in_each_thread(connect)
         execute("CREATE TABLE by_hand (id TEXT PRIMARY KEY, token BLOB, state TEXT, expires REAL, result BLOB)")
         yield sql_by_hand(execute, "?", "sqlite3")
 
@@ -102,7 +102,7 @@ def sql_by_hand(execute: Callable[..., Any], mark: str, driver: str) -> Side:
     )
 
 
-def _in_each_thread(connect: Callable[[], Any]) -> Callable[..., Any]:
+def in_each_thread(connect: Callable[[], Any]) -> Callable[..., Any]:
     """Return the `execute` of a connection that each thread opens for itself."""
     local = threading.local()
 
@@ -138,7 +138,7 @@ def postgres(house: House) -> Iterator[Side]:
         def connect() -> Any:
             return stack.enter_context(closing(psycopg.connect(url, autocommit=True)))
 
-        execute = _in_each_thread(connect)
+        execute = in_each_thread(connect)
         execute(POSTGRES_TABLE)
         yield sql_by_hand(execute, "%s", "psycopg")
 

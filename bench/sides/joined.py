@@ -24,7 +24,7 @@ BATCH: Final = 100
 
 
 @contextmanager
-def _wallet(house: House) -> Iterator[tuple[str, Any]]:
+def wallet(house: House) -> Iterator[tuple[str, Any]]:
     """Yield the URL of a database with a wallet in it, and a connection."""
     import psycopg
 
@@ -35,13 +35,13 @@ def _wallet(house: House) -> Iterator[tuple[str, Any]]:
         yield url, connection
 
 
-def _balance(connection: Any) -> int:
+def balance(connection: Any) -> int:
     return int(connection.execute("SELECT balance FROM wallet").fetchone()[0])
 
 
 @contextmanager
 def within(house: House) -> Iterator[Side]:
-    with _wallet(house) as (url, connection), Guard(url) as guard:
+    with wallet(house) as (url, connection), Guard(url) as guard:
         # The table of the records is made on the store's own connection, never in the caller's transaction.
         guard.read("credit", "none")
 
@@ -52,12 +52,12 @@ def within(house: House) -> Iterator[Side]:
             with connection.transaction():
                 guard.within(connection).run("credit", key, credit)
 
-        yield Side("within", deliver, deliver, lambda: _balance(connection))
+        yield Side("within", deliver, deliver, lambda: balance(connection))
 
 
 @contextmanager
 def transactional(house: House) -> Iterator[Side]:
-    with _wallet(house) as (url, connection), Guard(url) as guard:
+    with wallet(house) as (url, connection), Guard(url) as guard:
 
         @guard.transactional("credit", key="payment_id")
         def credit(payment_id: str, amount: int, *, tx: Any = TX) -> None:  # noqa: ARG001 - they are what is delivered
@@ -66,25 +66,25 @@ def transactional(house: House) -> Iterator[Side]:
         def deliver(key: str) -> None:
             credit(key, AMOUNT)
 
-        yield Side("transactional", deliver, deliver, lambda: _balance(connection))
+        yield Side("transactional", deliver, deliver, lambda: balance(connection))
 
 
 @contextmanager
 def by_hand(house: House) -> Iterator[Side]:
-    with _wallet(house) as (_, connection):
+    with wallet(house) as (_, connection):
 
         def deliver(key: str) -> None:
             with connection.transaction():
                 if connection.execute(DEDUP, [key]).rowcount:
                     connection.execute(CREDIT)
 
-        yield Side("psycopg, a dedup INSERT", deliver, deliver, lambda: _balance(connection))
+        yield Side("psycopg, a dedup INSERT", deliver, deliver, lambda: balance(connection))
 
 
 @contextmanager
 def fresh(house: House) -> Iterator[Side]:
     """A batch of 100 in one transaction; the key names the batch."""
-    with _wallet(house) as (url, connection), Guard(url) as guard:
+    with wallet(house) as (url, connection), Guard(url) as guard:
         guard.read("credit", "none")
 
         def deliver(key: str) -> None:
@@ -93,12 +93,12 @@ def fresh(house: House) -> Iterator[Side]:
                 if batch.new:
                     connection.execute(CREDIT_MANY, [len(batch.new)])
 
-        yield Side("fresh", deliver, deliver, lambda: _balance(connection) // BATCH)
+        yield Side("fresh", deliver, deliver, lambda: balance(connection) // BATCH)
 
 
 @contextmanager
 def fresh_by_hand(house: House) -> Iterator[Side]:
-    with _wallet(house) as (_, connection):
+    with wallet(house) as (_, connection):
 
         def deliver(key: str) -> None:
             with connection.transaction():
@@ -106,7 +106,7 @@ def fresh_by_hand(house: House) -> Iterator[Side]:
                 if new:
                     connection.execute(CREDIT_MANY, [len(new)])
 
-        yield Side("psycopg, INSERT … unnest", deliver, deliver, lambda: _balance(connection) // BATCH)
+        yield Side("psycopg, INSERT … unnest", deliver, deliver, lambda: balance(connection) // BATCH)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def batch_of(key: str) -> Sequence[str]:
 async def within_async(house: House) -> AsyncIterator[Side]:
     import asyncpg
 
-    with _wallet(house) as (url, looking):
+    with wallet(house) as (url, looking):
         connection = await asyncpg.connect(url)
         async with AsyncGuard(url.replace("postgresql://", "postgresql+asyncpg://")) as guard:
             await guard.read("credit", "none")
@@ -142,7 +142,7 @@ async def within_async(house: House) -> AsyncIterator[Side]:
                 async with connection.transaction():
                     await guard.within(connection).run("credit", key, credit)
 
-            yield Side("within", deliver, deliver, lambda: _balance(looking))
+            yield Side("within", deliver, deliver, lambda: balance(looking))
         await connection.close()
 
 
@@ -151,7 +151,7 @@ async def by_hand_async(house: House) -> AsyncIterator[Side]:
     import asyncpg
 
     dedup = f"{DEDUP.replace('%s', '$1')} RETURNING id"
-    with _wallet(house) as (url, looking):
+    with wallet(house) as (url, looking):
         connection = await asyncpg.connect(url)
 
         async def deliver(key: str) -> None:
@@ -159,5 +159,5 @@ async def by_hand_async(house: House) -> AsyncIterator[Side]:
                 if await connection.fetchval(dedup, key) is not None:
                     await connection.execute(CREDIT)
 
-        yield Side("asyncpg, a dedup INSERT", deliver, deliver, lambda: _balance(looking))
+        yield Side("asyncpg, a dedup INSERT", deliver, deliver, lambda: balance(looking))
         await connection.close()

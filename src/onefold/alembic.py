@@ -13,7 +13,7 @@ from typing import Any
 from alembic.operations import MigrateOperation, Operations
 from sqlalchemy import text
 
-from onefold.stores.schema import TABLES
+from onefold.stores.schema import PARTITIONS, TABLES
 from onefold.stores.sqlalchemy import schema_versions
 
 
@@ -58,5 +58,8 @@ def _drop(operations: Operations, _operation: DropOnefoldTables) -> None:
 
 
 def include_name(name: str | None, type_: str, _parents: Mapping[str, Any]) -> bool:
-    """Hide the tables from autogenerate, which would drop them: for `context.configure(include_name=...)`."""
-    return not (type_ == "table" and name in TABLES)
+    """Hide the tables from autogenerate, which would drop them: for `context.configure(include_name=...)`.
+
+    And their partitions, whose names begin with that of the table.
+    """
+    return not (type_ == "table" and name is not None and (name in TABLES or name.startswith(PARTITIONS)))

@@ -372,7 +372,13 @@ def leave(inside: Current | None) -> Left:
     if inside is None or inside._reset is None:
         return _NOTHING
     _current.reset(inside._reset)
-    return _left(inside)
+    inside._reset = None
+    if inside._log is not None or inside._taken is not None:
+        return _left(inside)
+    # As `_left` does, without calling it: most handlers take no steps.
+    if inside._beat is not None:
+        inside._beat.cancel = None
+    return inside._entry.notes, NONE_LEFT, inside._noted
 
 
 def put_back(around: Current | None, inside: Current | None) -> Left:

@@ -74,6 +74,9 @@ Listener = Callable[[Event], object]
 
 _process: list[Listener] = []
 
+# The same list, for whoever has no time to tell nobody: `if tell.own or LISTENERS: tell(...)`.
+LISTENERS: Final = _process
+
 
 def subscribe(listener: Listener) -> Callable[[], None]:
     """Call `listener` with every event of every guard in this process; call the returned function to stop."""
@@ -94,16 +97,16 @@ _warned: set[tuple[str, str]] = set()
 class Teller:
     """Notifies the listeners of one guard and of the process. Costs next to nothing without listeners."""
 
-    __slots__ = ("_own",)
+    __slots__ = ("own",)
 
     def __init__(self, on_event: Listener | Iterable[Listener] = ()) -> None:
-        self._own: tuple[Listener, ...] = (on_event,) if callable(on_event) else tuple(on_event)
+        self.own: tuple[Listener, ...] = (on_event,) if callable(on_event) else tuple(on_event)
 
     def __call__(self, kind: Kind, address: Address, attempt: int = 0, detail: str = "") -> None:
-        if not self._own and not _process:
+        if not self.own and not _process:
             return
         event = Event(kind=kind, address=address, attempt=attempt, detail=detail)
-        for listener in (*self._own, *_process):
+        for listener in (*self.own, *_process):
             try:
                 listener(event)
             except Exception as error:  # noqa: BLE001 - a listener must not turn an effect that happened into a failure

@@ -23,7 +23,7 @@ from onefold._concurrency.generators import run
 from onefold._delivery.drive import drive
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment, with_parentheses
+from onefold._guard.options import moment, named_bypass, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -40,12 +40,16 @@ from onefold._heartbeat.sync_guards import Heartbeat
 from onefold._model import Fresh, Outcome, Record, Resolution
 from onefold._model.policy import Policy, PolicyFields
 from onefold.codecs import Codec
+from onefold.durations import Duration
 from onefold.errors import UsageError
 from onefold.events import Listener
 from onefold.keys import Key
 from onefold.stores.hand_made import HandMadeTable
 from onefold.stores.sources import StoreSource
 from onefold.transactions import RecordColumn
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -153,10 +157,13 @@ class Guard(GuardBase):
         def decorate(function: Callable[P, R]) -> Guarded[P, R]:
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
-            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool | str, bare: bool) -> Any:
                 request = call.request(args, kwargs, bypass=bypass)
-                handler = functools.partial(function, *args, **kwargs)
-                outcome = drive(*self._deliver(request, handler, result_type(), policy))
+                wanted = result_type()
+                outcome = self._answered(request, wanted, policy)
+                if outcome is None:
+                    handler = functools.partial(function, *args, **kwargs)
+                    outcome = drive(*self._deliver(request, handler, wanted, policy))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, self._chosen(policy), deliver)
@@ -179,7 +186,12 @@ class Guard(GuardBase):
         def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", deliver(args, kwargs, bypass=True, bare=False))
 
-        return cast("Guarded[P, R]", as_written(guarded, call, policy, outcome=outcome, bypass=bypass))
+        # For consumers: `onefold redrive --bypass` names its runs.
+        def bypass_as(name: str, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", deliver(args, kwargs, bypass=named_bypass(name), bare=False))
+
+        ways: dict[str, Callable[..., Any]] = {"outcome": outcome, "bypass": bypass, "bypass_as": bypass_as}
+        return cast("Guarded[P, R]", as_written(guarded, call, policy, **ways))
 
     @with_parentheses
     def transactional(
@@ -209,7 +221,7 @@ class Guard(GuardBase):
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
             call, result_type = prepared
 
-            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+            def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool | str, bare: bool) -> Any:
                 request = call.request(args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
@@ -224,6 +236,34 @@ class Guard(GuardBase):
             return self._decorated(function, call, self._chosen(policy), deliver)
 
         return cast("Decorator", decorate)
+
+    def scheduled(
+        self,
+        operation: str,
+        *,
+        every: Duration | None = None,
+        anchor: datetime | None = None,
+        early: Duration | None = None,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        returns: Any = Any,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> Decorator:
+        """Decorate a job that several schedulers call: it runs once for each planned time, which is its key.
+
+        With `every`, the planned times are at regular intervals in UTC (from `anchor`, by default a Monday at
+        midnight), and a call belongs to the last one, or to one that begins within `early`. Otherwise the scheduler
+        says for which time it was planned: see `onefold.schedulers`. A parameter `planned` gets that time, and a caller
+        may pass it; a parameter `tx` makes the job transactional. `keep` is at least three intervals; a second
+        scheduler waits for the first, and takes over if it dies. Raises what `idempotent` does, and `UsageError` for a
+        planned time so long ago that its record may be forgotten.
+        """
+        from onefold._schedule.planned import planned_slots, scheduled
+
+        times = planned_slots(every, anchor, early)
+        options = {"scope": scope, "fingerprint": fingerprint, "returns": returns}
+        return cast("Decorator", scheduled(self, operation, times, policy, fields, options))
 
     def _nested(self, around: Any, nest: Nest) -> AbstractContextManager[Any]:
         nest.check_thread()
@@ -267,7 +307,9 @@ class Guard(GuardBase):
         if fields:
             policy = self._asked(policy, fields, Guard.run)
         request = self._request(operation, key, scope, payload, bypass=bypass)
-        return drive(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
+        wanted = self._returns_now(call, returns, policy)
+        outcome = self._answered(request, wanted, policy)
+        return drive(*self._deliver(request, call, wanted, policy)) if outcome is None else outcome
 
     def run_batch(
         self,

@@ -11,7 +11,7 @@ from onefold._concurrency.generators import run_async
 from onefold._delivery.drive import drive_async
 from onefold._delivery.records import read, resolve
 from onefold._guard.base import GuardBase
-from onefold._guard.options import moment, with_parentheses
+from onefold._guard.options import moment, named_bypass, with_parentheses
 from onefold._guard.within import WithinBase
 from onefold._handlers.arguments import (
     ALL,
@@ -28,12 +28,16 @@ from onefold._heartbeat.async_guards import AsyncHeartbeat
 from onefold._model import Fresh, Outcome, Record, Resolution
 from onefold._model.policy import Policy, PolicyFields
 from onefold.codecs import Codec
+from onefold.durations import Duration
 from onefold.errors import UsageError
 from onefold.events import Listener
 from onefold.keys import Key
 from onefold.stores.hand_made import HandMadeTable
 from onefold.stores.sources import AsyncStoreSource
 from onefold.transactions import RecordColumn
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -112,11 +116,13 @@ class AsyncGuard(GuardBase):
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]:
             call, result_type = self._prepared(function, operation, key, scope, fingerprint, policy, returns)
 
-            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool | str, bare: bool) -> Any:
                 request = call.request(args, kwargs, bypass=bypass)
                 wanted = result_type()
-                handler = functools.partial(function, *args, **kwargs)
-                outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
+                outcome = self._answered(request, wanted, policy)
+                if outcome is None:
+                    handler = functools.partial(function, *args, **kwargs)
+                    outcome = await drive_async(*self._deliver(request, handler, wanted, policy))
                 return (outcome.value if outcome.omitted else outcome.kept) if bare else outcome
 
             return self._decorated(function, call, self._chosen(policy), deliver)
@@ -143,7 +149,12 @@ class AsyncGuard(GuardBase):
         async def bypass(*args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
             return cast("Outcome[R]", await deliver(args, kwargs, bypass=True, bare=False))
 
-        return cast("AsyncGuarded[P, R]", as_written(guarded, call, policy, outcome=outcome, bypass=bypass))
+        # For consumers: `onefold redrive --bypass` names its runs.
+        async def bypass_as(name: str, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+            return cast("Outcome[R]", await deliver(args, kwargs, bypass=named_bypass(name), bare=False))
+
+        ways: dict[str, Callable[..., Any]] = {"outcome": outcome, "bypass": bypass, "bypass_as": bypass_as}
+        return cast("AsyncGuarded[P, R]", as_written(guarded, call, policy, **ways))
 
     @with_parentheses
     def transactional(
@@ -166,7 +177,7 @@ class AsyncGuard(GuardBase):
             prepared = self._prepared(function, operation, key, scope, fingerprint, policy, returns, injects_tx=True)
             call, result_type = prepared
 
-            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool, bare: bool) -> Any:
+            async def deliver(args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool | str, bare: bool) -> Any:
                 request = call.request(args, kwargs, bypass=bypass)
                 self._check_outside(request)
                 wanted = result_type()
@@ -181,6 +192,26 @@ class AsyncGuard(GuardBase):
             return self._decorated(function, call, self._chosen(policy), deliver)
 
         return decorate
+
+    def scheduled(
+        self,
+        operation: str,
+        *,
+        every: Duration | None = None,
+        anchor: datetime | None = None,
+        early: Duration | None = None,
+        scope: ScopeOf = None,
+        fingerprint: FingerprintOf = ALL,
+        returns: Any = Any,
+        policy: Policy | None = None,
+        **fields: Unpack[PolicyFields],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], AsyncGuarded[P, R]]:
+        """Decorate an async job that several schedulers call. See `Guard.scheduled`."""
+        from onefold._schedule.planned import planned_slots, scheduled
+
+        times = planned_slots(every, anchor, early)
+        options = {"scope": scope, "fingerprint": fingerprint, "returns": returns}
+        return scheduled(self, operation, times, policy, fields, options)
 
     def _nested(self, around: Any, nest: Nest) -> AbstractAsyncContextManager[Any]:
         return nest.turn(around)
@@ -214,7 +245,9 @@ class AsyncGuard(GuardBase):
         if fields:
             policy = self._asked(policy, fields, AsyncGuard.run)
         request = self._request(operation, key, scope, payload, bypass=bypass)
-        return await drive_async(*self._deliver(request, call, self._returns_now(call, returns, policy), policy))
+        wanted = self._returns_now(call, returns, policy)
+        outcome = self._answered(request, wanted, policy)
+        return await drive_async(*self._deliver(request, call, wanted, policy)) if outcome is None else outcome
 
     async def run_batch(
         self,

@@ -9,6 +9,7 @@ import pytest
 from bench.compare import bars
 from bench.compare.bars import BARS, MET, MISSED, NOT_MEASURED, by_how_much
 from bench.compare.contests import CONTESTS
+from bench.compare.wording import figure
 from tests.bench.samples import results
 
 
@@ -53,6 +54,21 @@ def test_our_other_way_is_compared_with_the_limit() -> None:
     found = verdict("PostgreSQL, transactional, first", "faster")
 
     assert (found["verdict"], found["found"]) == (MET, 0.8)
+
+
+def test_a_bar_tells_what_our_statements_take_alone() -> None:
+    sides = [
+        {"name": "Onefold", "role": "ours", "first": {"ratio": [1, 1, 1]}},
+        {"name": "by hand", "role": "limit", "first": {"ratio": [1.5, 1.5, 1.5]}},
+        {"name": "our statements alone", "role": "floor", "first": {"ratio": [1.2, 1.2, 1.2]}},
+    ]
+    bar = next(bar for bar in BARS if bar.work == "PostgreSQL, within, first")
+
+    found = bar.judge({"contests": [{"name": "postgres-joined", "sides": sides}]})
+
+    assert (found["found"], found["floor"]) == (1.5, 1.25)
+    assert figure(found) == "1.50 × (by hand); our statements alone: 1.25 ×"
+    assert "floor" not in verdict("Redis, first", "at most")
 
 
 def test_growth_is_judged_by_the_store_that_grew_worst() -> None:

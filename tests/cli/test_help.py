@@ -113,7 +113,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["re"], {"report", "resolve"}),
+        (["re"], {"redrive", "report", "resolve"}),
         ([""], set(COMMANDS)),
         (["resolve", "--rer"], {"--rerun"}),
         (["ls", "--state", "h"], {"held"}),

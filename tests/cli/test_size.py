@@ -30,6 +30,23 @@ def test_one_store_is_explained_line_by_line() -> None:
     assert {"connections", "cores of the server", "log, a day", "disk, to provide"} <= lines.keys()
 
 
+def test_what_is_for_the_peak_follows_its_line() -> None:
+    said = sized("--rate 500/s --peak 4 --store postgres")
+
+    whats = [line.split("\t")[0] for line in said.stdout.splitlines()]
+    at_peak = whats[whats.index("peak") + 1 :]
+    assert "peak\t2,000/s\t4 times the rate; what follows is for this moment" in said.stdout
+    assert at_peak == ["round trips", "handlers at once", "connections", "cores of the server"]
+
+
+@pytest.mark.parametrize(("store", "has"), [("postgres", "its indexes"), ("redis", "its key"), ("dynamodb", "its key")])
+def test_only_a_database_with_indexes_is_said_to_have_them(store: str, has: str) -> None:
+    said = sized(f"--rate 5/s --store {store}")
+
+    (record,) = (line for line in said.stdout.splitlines() if line.startswith("a record\t"))
+    assert f", with {has}" in record
+
+
 def test_without_a_store_all_are_compared() -> None:
     said = sized("--rate 1bn/day --keep 7d")
 
@@ -79,7 +96,7 @@ def test_json_has_the_numbers_and_what_they_were_made_of() -> None:
         ("--rate 5/s --duplicates 101%", "is not a share"),
         ("--rate 5/s --result 3GiB", "--result '3GiB' is not a size"),
         ("--rate 5/s --result 2MiB", "above 1 MiB is not kept"),
-        ("--rate 5/s --handler forever", "--handler: give it a number that ends"),
+        ("--rate 5/s --handler forever", "--handler: give it a finite number"),
         ("--rate 5/s --peak 0", "--peak"),
         ("--rate 5/s --peak nan", "--peak"),
         ("--rate 5/s --store postgre", "Did you mean postgres?"),

@@ -36,6 +36,8 @@ CLICK: Any = get_command(app)
 WHY = ("--reason", "found on the statement", "--yes")
 AT = ["--store", "{url}"]
 ROWS = ("--table", "orders", "--key", "id", "--operation", "buy")
+# Its store is opened before its broker.
+REDRIVE = ("--broker", "amqp://127.0.0.1:1", "--dead-letters", "dead")
 LINES: dict[str, list[list[str]]] = {
     "ls": [AT, ["--all", *AT]],
     "show": [["pay_1", *AT]],
@@ -43,6 +45,7 @@ LINES: dict[str, list[list[str]]] = {
     "resolve": [["pay_1", "--done", *WHY, *AT], ["--operation", "charge", "--rerun", *WHY, "--dry-run", *AT]],
     "forget": [["pay_1", "--yes", *AT]],
     "erase": [[*AT, "--scope", "acme", "--dry-run"], [*AT, "--scope", "acme", "--yes"]],
+    "redrive": [[*REDRIVE, "--bypass", "--reason", "INC-7", *AT]],
     "stats": [AT],
     "report": [[os.devnull, "--amount", "amount", *AT]],
     "top": [[*AT, "--once"]],

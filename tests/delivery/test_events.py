@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import sqlite3
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -352,6 +354,25 @@ def test_a_transactional_run_is_told_as_finished_when_it_is_committed(tmp_path: 
         charge("pay_7f3a")  # type: ignore[call-arg]
 
     assert states == [(Kind.STARTED, None), (Kind.FINISHED, "done")]
+
+
+def test_a_batch_without_a_handler_tells_of_each_message(tmp_path: Path) -> None:
+    heard = Heard()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, Guard("memory:", on_event=heard) as guard:
+        with connection:
+            connection.execute("BEGIN")
+            guard.within(connection).fresh("charge", ["known"], key=str)
+        heard.events.clear()
+        with connection:
+            connection.execute("BEGIN")
+            guard.within(connection).fresh("charge", ["new", "known", "newer"], key=str)
+
+    told = [(event.address.key, event.kind) for event in heard.events]
+    assert told == [
+        *(("new", Kind.STARTED), ("new", Kind.FINISHED)),
+        ("known", Kind.REPLAYED),
+        *(("newer", Kind.STARTED), ("newer", Kind.FINISHED)),
+    ]
 
 
 @pytest.mark.parametrize(

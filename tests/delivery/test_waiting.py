@@ -112,6 +112,69 @@ def test_of_those_who_are_woken_by_a_release_one_runs_and_the_others_wait_on() -
 
 
 @pytest.mark.usefixtures("without_polls")
+def test_who_waits_for_a_new_run_is_not_handed_the_answer_of_a_forgotten_one() -> None:
+    store, first, second = ProxyStore(), Gate("first"), Gate("second")
+    asked, may_know = threading.Event(), threading.Event()
+
+    def hold_the_answer() -> None:
+        asked.set()
+        assert may_know.wait(PATIENCE)
+
+    with Guard(store) as guard:
+        owner = Elsewhere(lambda: run(guard, first))
+        assert first.started.wait(PATIENCE)
+        early = Elsewhere(lambda: run(guard, Handler()))
+        assert eventually(lambda: waiting() == 1)
+        store.after["claim"] = hold_the_answer
+        first.may_end.set()
+        assert owner.result().value == "first"
+        assert asked.wait(PATIENCE)
+
+        # It has ended, and the one who has looked does not know it yet.
+        guard.forget("charge", "pay_1")
+        new_owner = Elsewhere(lambda: run(guard, second))
+        assert second.started.wait(PATIENCE)
+        late = Elsewhere(lambda: run(guard, Handler()))
+        assert eventually(lambda: waiting() == 2)
+        may_know.set()
+        assert early.result().value == "first"
+        assert eventually(lambda: waiting() == 1)
+        second.may_end.set()
+
+        assert (new_owner.result().value, late.result().value) == ("second", "second")
+    assert not ROOMS
+
+
+def found_done(token: bytes) -> Record:
+    store = MemoryStore()
+    store.claim(Entry(address=CHARGE, token=token, lease=30))
+    store.finish(Claim(CHARGE, token), Ending(state=State.DONE, ttl=60))
+    found = store.read(CHARGE)
+    assert found is not None
+    return found
+
+
+def test_what_was_handed_before_a_look_of_ones_own_found_another_owner_is_dropped() -> None:
+    store, ends = object(), time.monotonic() + PATIENCE
+    looking, other = BlockingWaiter(CHARGE, store), BlockingWaiter(CHARGE, store)
+    for one in (looking, other):
+        one.waits_for(b"1" * 16)
+        one.has_looked(time.monotonic())
+
+    looking.share(found_done(b"1" * 16), ended=True)
+    other.waits_for(b"2" * 16)
+
+    assert other.handed() is None
+    looking.share(found_done(b"3" * 16), ended=True)
+    assert other.pause_left(NEVER, ends) == 0
+    assert other.handed() is None
+    looking.share(found_done(b"2" * 16), ended=True)
+    assert other.handed().token == b"2" * 16
+    for one in (looking, other):
+        one.leave()
+
+
+@pytest.mark.usefixtures("without_polls")
 def test_an_ending_that_is_held_wakes_too() -> None:
     with Guard(MemoryStore()) as guard:
         gate = Gate(error=TimeoutError("no answer"))
@@ -335,3 +398,54 @@ def test_a_store_that_falls_silent_while_it_is_asked_is_asked_again() -> None:
 
     assert waiter.asks_the_store()
     waiter.leave()
+
+
+class Telling(MemoryStore):
+    """A store that tells of endings, and notes which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listened: list[Any] = []
+
+    def unlisten(self, address: Any) -> None:
+        self.listened.remove(address)
+
+
+@pytest.mark.parametrize("answer", ["yes", "no", "interrupted", "lost"])
+def test_a_store_that_was_asked_to_tell_is_told_when_nobody_waits_any_more(answer: str) -> None:
+    """Whatever it has answered: it may have subscribed all the same, and would stay subscribed without an end."""
+    store, other = Telling(), BlockingWaiter(CHARGE, Telling())
+    waiter = BlockingWaiter(CHARGE, store)
+    assert waiter.asks_the_store()
+    store.listened.append(CHARGE)
+    if answer in ("yes", "no"):
+        waiter.is_told(answer == "yes")
+    elif answer == "lost":
+        waiters.nobody_tells(CHARGE)
+
+    waiter.leave()
+
+    assert store.listened == []
+    other.leave()
+    assert not ROOMS
+
+
+def test_who_enters_as_the_last_one_leaves_asks_the_store_again() -> None:
+    entered: list[Waiter] = []
+
+    class Late(Telling):
+        def unlisten(self, address: Any) -> None:
+            entered.append(BlockingWaiter(CHARGE, self))
+            assert entered[0].asks_the_store()
+            entered[0].is_told(told=True)
+            super().unlisten(address)
+
+    store = Late()
+    waiter = BlockingWaiter(CHARGE, store)
+    assert waiter.asks_the_store()
+    store.listened.append(CHARGE)
+    waiter.leave()
+
+    assert entered[0].asks_the_store()
+    store.unlisten = lambda address: None  # type: ignore[method-assign]
+    entered[0].leave()

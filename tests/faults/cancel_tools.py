@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -19,6 +20,7 @@ import asyncpg
 import psycopg
 import psycopg_pool
 import pymysql
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
@@ -46,6 +48,27 @@ SEEN: Final = (
     "(SELECT count(*) FROM requests WHERE number = '{message}'), "
     "(SELECT count(*) FROM effects WHERE message = '{message}')"
 )
+
+
+def combined(everyday: Collection[tuple[str, ...]], *choices: Collection[str]) -> list[Any]:
+    """Return every combination of three choices, marked with the run that it is for.
+
+    In `make test-all` any two choices meet: two decide, and the shortest of the three follows from them. What all three
+    together may find in addition is for `make soak`.
+    """
+    shortest = min(range(3), key=lambda which: len(choices[which]))
+
+    def mark(places: tuple[int, ...]) -> Any:
+        decided = sum(place for which, place in enumerate(places) if which != shortest)
+        return pytest.mark.more if places[shortest] == decided % len(choices[shortest]) else pytest.mark.soak
+
+    every = [list(enumerate(choice)) for choice in choices]
+    parameters: list[Any] = []
+    for one in product(*every):
+        places, names = zip(*one, strict=True)
+        marks = () if names in everyday else mark(places)
+        parameters.append(pytest.param(*names, id="-".join(names), marks=marks))
+    return parameters
 
 
 class Moments:

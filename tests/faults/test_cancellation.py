@@ -6,8 +6,9 @@ Every async driver, every suspension, and every way in which asyncio and anyio c
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import asyncmy.connection
@@ -23,6 +24,7 @@ from tests.faults.cancel_tools import (
     Environment,
     Moments,
     Story,
+    combined,
     fresh,
     fresh_commits_all_the_same,
     prepare,
@@ -94,7 +96,7 @@ def was_cancelled(ended: BaseException | None, moments: Moments) -> bool:
     return isinstance(ended, asyncio.CancelledError) or moments.caught or (ended is None and moments.way == "by anyio")
 
 
-# Each driver, each story and each way is there; all of their combinations are for `make test-all`.
+# Each driver, each story and each way is there; more of their combinations are for `make test-all` and `make soak`.
 EVERYDAY = {
     ("psycopg", "transactional", "twice"),
     ("psycopg", "transactional", "by anyio"),
@@ -116,19 +118,28 @@ EVERYDAY = {
     ("sqlalchemy, sessions on psycopg", "within", "at every turn"),
     ("sqlalchemy, sessions on asyncpg", "within, commits all the same", "by anyio"),
 }
-COMBINATIONS = [
-    pytest.param(*one, id="-".join(one), marks=() if one in EVERYDAY else pytest.mark.more)
-    for one in product(DRIVERS, JOINED, WAYS)
-]
 
 
-@pytest.mark.parametrize(("driver", "story", "way"), COMBINATIONS)
+@pytest.mark.parametrize(("driver", "story", "way"), combined(EVERYDAY, DRIVERS, JOINED, WAYS))
 def test_whatever_moment_is_cancelled_the_record_is_there_exactly_if_its_effect_is(
     driver: str, story: str, way: str, address: str
 ) -> None:
     moments = asyncio.run(cancelled_everywhere(DRIVERS[driver], address, story, way))
 
     assert moments > 0
+
+
+@pytest.mark.parametrize("sizes", [(12, 8, 5), (15, 3, 5), (2, 2, 2), (5, 1, 7)])
+def test_any_two_choices_meet_before_a_soak(sizes: tuple[int, ...]) -> None:
+    choices = [[f"{which}{number}" for number in range(size)] for which, size in zip("abc", sizes, strict=True)]
+    parameters = combined([("a0", "b0", "c0")], *choices)
+
+    met = [one.values for one in parameters if "soak" not in [mark.name for mark in one.marks]]
+
+    assert len(parameters) == math.prod(sizes)
+    assert [one.values for one in parameters if not one.marks] == [("a0", "b0", "c0")]
+    for left, right in combinations(range(3), 2):
+        assert {(one[left], one[right]) for one in met} == set(product(choices[left], choices[right]))
 
 
 def test_a_cancellation_that_a_driver_turns_into_a_lost_connection_is_not_tried_again(postgres_url: str) -> None:

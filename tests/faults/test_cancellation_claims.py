@@ -10,13 +10,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from itertools import product
 from typing import Any
 
 import pytest
 
 from onefold import AsyncGuard, Outcome, current
-from tests.faults.cancel_tools import DRIVERS, MOMENTS_MAX, WAYS, Moments, prepare
+from tests.faults.cancel_tools import DRIVERS, MOMENTS_MAX, WAYS, Moments, combined, prepare
 from tests.support import PATIENCE
 
 # The effects by message, in a system elsewhere.
@@ -69,10 +68,6 @@ EVERYDAY = {
     ("sqlite", "run_batch", "five times"),
     ("sqlalchemy, aiosqlite", "run", "at every turn"),
 }
-COMBINATIONS = [
-    pytest.param(*one, id="-".join(one), marks=() if one in EVERYDAY else pytest.mark.more)
-    for one in product(STORES, STORIES, WAYS)
-]
 
 
 @asynccontextmanager
@@ -88,7 +83,7 @@ async def guarded(store: str, request: pytest.FixtureRequest, path: str) -> Asyn
         yield environment.guard
 
 
-@pytest.mark.parametrize(("store", "story", "way"), COMBINATIONS)
+@pytest.mark.parametrize(("store", "story", "way"), combined(EVERYDAY, STORES, STORIES, WAYS))
 def test_whatever_moment_is_cancelled_the_message_runs_once_and_nothing_of_it_twice(
     store: str, story: str, way: str, request: pytest.FixtureRequest, tmp_path: Any
 ) -> None:

@@ -60,6 +60,12 @@ def no_garbage_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def patient_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no clean-up be given up on a busy machine: what is abandoned is closed by the garbage collector, later."""
+    monkeypatch.setattr("onefold._concurrency.interrupts.CLEAN_UP_SECONDS", PATIENCE)
+
+
 @pytest.fixture
 def address(driver: str, request: pytest.FixtureRequest, tmp_path: Any) -> str:
     database = DRIVERS[driver].database

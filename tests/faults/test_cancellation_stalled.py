@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from onefold._concurrency import interrupts as _interrupts
 from services.proxy import Proxy
 from tests.faults.cancel_tools import DRIVERS, prepare, transactional
-from tests.faults.test_cancellation_claims import run
-from tests.support import in_time
+from tests.faults.test_cancellation_claims import URLS, Story, guarded, run, run_batch
+from tests.support import PATIENCE, in_time
 
 # Those whose database is a server's. SQLAlchemy says goodbye to a connection by itself, and waits for the answer.
 SERVED = [name for name, driver in DRIVERS.items() if driver.database != "path" and "sqlalchemy" not in name]
@@ -68,3 +70,44 @@ def test_a_time_out_ends_a_claim_whose_server_is_silent(driver: str, address: st
         in_time(story(proxy))
 
     assert effects["m1"] == 0
+
+
+CLAIMING = [*SERVED, "sqlalchemy, asyncpg", "sqlalchemy, asyncmy", "redis", "dynamodb"]
+
+
+def claims_late(message: bytes) -> bool:
+    """Whether the key is in it; keys are bytes, which some drivers write as digits."""
+    return any(form in message for form in (b"late-claim", b"late-claim".hex().encode(), b64encode(b"late-claim")[:12]))
+
+
+@pytest.mark.parametrize("story", [run, pytest.param(run_batch, marks=pytest.mark.more)])
+@pytest.mark.parametrize("driver", CLAIMING)
+def test_a_claim_that_reaches_its_server_after_the_cancellation_does_not_outlive_the_release(
+    driver: str, story: Story, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    effects: Counter[str] = Counter()
+    monkeypatch.setattr(_interrupts, "CLEAN_UP_SECONDS", PATIENCE)
+    monkeypatch.setattr(_interrupts, "REPLY_SECONDS", PATIENCE)
+    database = URLS.get(driver) or DRIVERS[driver].database
+    address = str(request.getfixturevalue(database))
+
+    async def cancelled(proxy: Proxy) -> None:
+        monkeypatch.setattr(request, "getfixturevalue", lambda _: proxy.url(address))
+        async with guarded(driver, request, str(tmp_path)) as guard:
+            await story(guard, "first", effects)
+            late = proxy.hold_request(claims_late)
+            task = asyncio.create_task(story(guard, "late-claim", effects))
+            assert await asyncio.to_thread(late.reached.wait, PATIENCE)
+            task.cancel()
+            # Whoever does not wait for the reply has sent the claim again by then, and released it.
+            ended, _ = await asyncio.wait({task}, timeout=0.3)
+            late.released.set()
+            await asyncio.wait({task}, timeout=PATIENCE)
+            assert task.cancelled()
+            await story(guard, "late-claim", effects)
+            assert not ended
+
+    with Proxy(address) as proxy:
+        in_time(cancelled(proxy))
+
+    assert effects["late-claim"] == 1

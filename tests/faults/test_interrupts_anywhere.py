@@ -313,4 +313,5 @@ def test_wherever_it_strikes_a_soft_limit_is_raised_and_no_result_is_left_out(
         for message, where in struck.items():
             assert story(guard, message) == "credited", where
 
-    assert at > 50
+    # The shortest is seen mode in memory.
+    assert at > 40

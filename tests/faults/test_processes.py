@@ -32,16 +32,15 @@ from onefold import (
     Unknown,
     current,
 )
-from tests.processes import Child, Notes, Stage, child, guard_on
+from tests.processes import Child, Notes, Stage, child, guard_on, lapse
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGSTOP"), reason="THIS SYSTEM HAS NO SIGNALS: what a kill leaves behind is not proven"
 )
 
-# Short, because the tests wait for its end. Who is not to lose a claim has a longer one.
-LEASE = 0.5
-LASTING = "1h"
+# No pause of the machine outlasts it; a test that needs its end brings it about (`lapse`).
+LEASE = 3_600.0
 
 POLICIES = {
     "rerun": Policy(lease=LEASE),
@@ -72,10 +71,9 @@ class Books:
 
 
 def again(path: Path, key: str, books: Books, policy: Policy) -> Outcome[str]:
-    """The next delivery, from this process. A lease that is still alive is waited for."""
+    """The next delivery, from this process."""
     with guard_on(path) as guard:
-        patient = policy.replace(wait=PATIENCE, lease=LASTING)
-        return guard.run("charge", key, lambda: books.handle("second"), policy=patient)
+        return guard.run("charge", key, lambda: books.handle("second"), policy=policy)
 
 
 def read(path: Path, key: str) -> Record | None:
@@ -147,6 +145,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with child(deliver, path, key_of(step, way), way, stops=(step,)) as doomed:
                 doomed.reaches(step)
                 doomed.kill()
+    lapse(path)
     return path
 
 
@@ -196,7 +195,7 @@ def test_while_the_lease_of_a_killed_process_lives_a_delivery_is_told_to_come_la
 
 
 def run_for_long(stage: Stage, path: Path) -> None:
-    with guard_on(path, stage, policy=Policy(lease="1h")) as guard:
+    with guard_on(path, stage, policy=POLICIES["rerun"]) as guard:
         guard.run("charge", "pay_1", lambda: stage.at("in the handler"))
 
 
@@ -318,24 +317,24 @@ def stopped(path: Path, request: pytest.FixtureRequest) -> Iterator[Child]:
 
 
 def freeze(sleeper: Child, path: Path) -> None:
-    """Stop it past its lease; but not while its heartbeat writes, or all others would wait until it goes on."""
-
-    def is_over() -> bool:
-        record = read(path, "pay_1")
-        return record is not None and record.lease_left <= 0
+    """Stop it, and end its lease; but not while its heartbeat writes, or all others would wait until it goes on."""
 
     def is_frozen() -> bool:
         sleeper.signal(signal.SIGSTOP)
-        assert eventually(is_over)
-        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                sleeper.signal(signal.SIGCONT)
-                return False
+        try:
+            lapse(path)
+        except sqlite3.OperationalError:
+            sleeper.signal(signal.SIGCONT)
+            return False
         return True
 
     assert eventually(is_frozen)
+
+
+def thaw(sleeper: Child) -> None:
+    """Continue it; by its own clock, too, its lease is over."""
+    sleeper.signal(signal.SIGCONT)
+    sleeper.go_on(after=2 * LEASE)
 
 
 @pytest.mark.parametrize("stopped", ["rerun", "a probe: not done"], indirect=True)
@@ -347,8 +346,7 @@ def test_a_process_stopped_past_its_lease_gets_claim_lost_and_the_record_is_the_
     assert again(path, "pay_1", books, policy).value == "second"
     successors = read(path, "pay_1")
 
-    stopped.signal(signal.SIGCONT)
-    stopped.go_on()
+    thaw(stopped)
 
     assert stopped.hear() == ("ClaimLost", "first")
     record = read(path, "pay_1")
@@ -370,8 +368,7 @@ def test_a_process_stopped_past_its_lease_is_marked_held_and_turns_held_into_don
     assert held is not None
     assert held.state is State.HELD
 
-    stopped.signal(signal.SIGCONT)
-    stopped.go_on()
+    thaw(stopped)
 
     assert stopped.hear() == "first"
     record = read(path, "pay_1")
@@ -387,8 +384,7 @@ def test_a_process_stopped_past_its_lease_was_skipped_and_is_told(stopped: Child
     books = Books(path.parent, "pay_1")
     assert again(path, "pay_1", books, POLICIES["skip"]).omitted
 
-    stopped.signal(signal.SIGCONT)
-    stopped.go_on()
+    thaw(stopped)
 
     assert stopped.hear() == ("ClaimLost", "first")
     assert again(path, "pay_1", books, POLICIES["skip"]).omitted
@@ -407,8 +403,7 @@ def test_the_heartbeat_of_a_stopped_process_does_not_revive_the_claim_of_its_suc
         assert before is not None
         assert before.attempt == 2
 
-        sleeper.signal(signal.SIGCONT)
-        sleeper.go_on()
+        thaw(sleeper)
 
         assert sleeper.hear() == "refused and lost"
         after = read(path, "pay_1")
@@ -416,11 +411,13 @@ def test_the_heartbeat_of_a_stopped_process_does_not_revive_the_claim_of_its_suc
         assert (after.token, after.revision) == (before.token, before.revision)
         assert after.lease_left < before.lease_left
         assert sleeper.hear() == ("ClaimLost", "first")
+    lapse(path)
     assert again(path, "pay_1", books, POLICIES["rerun"]).attempt == 3
 
 
 def watch_over(stage: Stage, path: Path) -> Any:
     """A handler that looks after its claim until the store has refused its heartbeat."""
+    pytest.MonkeyPatch().setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", 36_000)
 
     def handler() -> str:
         mine = current()
@@ -435,7 +432,7 @@ def watch_over(stage: Stage, path: Path) -> Any:
 
 
 def take_over(stage: Stage, path: Path) -> Any:
-    with guard_on(path, stage, policy=POLICIES["rerun"].replace(wait=PATIENCE)) as guard:
+    with guard_on(path, stage, policy=POLICIES["rerun"]) as guard:
         guard.run("charge", "pay_1", lambda: stage.at("in the handler"))
 
 
@@ -462,14 +459,14 @@ def batch(stage: Stage, path: Path, way: str) -> None:
 
 
 def batch_again(path: Path, way: str) -> dict[str, str]:
-    """What a batch of all comes to, message by message, after the lease."""
+    """What a batch of all comes to, message by message."""
 
     def word(result: Outcome[str] | Exception) -> str:
         if isinstance(result, Exception):
             return type(result).__name__
         return "replayed" if result.replayed else f"ran, attempt {result.attempt}"
 
-    with guard_on(path, policy=POLICIES[way].replace(wait=PATIENCE, lease=LASTING)) as guard:
+    with guard_on(path, policy=POLICIES[way]) as guard:
         results = guard.run_batch("charge", MESSAGES, key=str, handler=str)
     return dict(zip(MESSAGES, map(word, results), strict=True))
 
@@ -488,6 +485,7 @@ def test_after_a_kill_amid_a_batch_only_what_had_started_is_unknown(
     with child(batch, path, way, stops=("in m-4",)) as doomed:
         doomed.reaches("in m-4")
         doomed.kill()
+    lapse(path)
     assert Notes(path.parent / "starts").read() == [*FINISHED, *STARTED]
 
     results = batch_again(path, way)
@@ -504,6 +502,7 @@ def test_a_batch_killed_at_its_last_round_trip_has_finished_all_or_none(step: st
     with child(batch_alone, path, stops=(step,)) as doomed:
         doomed.reaches(step)
         doomed.kill()
+    lapse(path)
 
     assert batch_again(path, "hold") == dict.fromkeys(MESSAGES, then)
 
@@ -516,13 +515,15 @@ def batch_alone(stage: Stage, path: Path) -> None:
 # Forked.
 
 FORKED = """
-import os, sqlite3, sys, time
+import logging, os, sqlite3, sys, time
 from onefold import Guard, Policy, TX, current
+from onefold._heartbeat import beats
 
 path, parent_may, child_may = sys.argv[1], os.pipe(), os.pipe()
-guard = Guard(f"sqlite:///{path}?busy_timeout=60s", policy=Policy(wait=60))
-# Nobody else asks for what has this lease.
-short = guard.policy.replace(lease=0.9)
+# No pause of the machine outlasts this lease; its beats come ten times a second all the same. A late one is logged.
+beats.BEATS_PER_LEASE = 36_000
+logging.disable(logging.WARNING)
+guard = Guard(f"sqlite:///{path}?busy_timeout=60s", policy=Policy(wait=60, lease=3_600.0))
 
 @guard.idempotent("charge", key="id")
 def charge(id: int) -> None:
@@ -532,10 +533,11 @@ def charge(id: int) -> None:
 def credit(id: int, *, tx: sqlite3.Connection = TX) -> None:
     tx.execute("UPDATE wallet SET balance = balance + 1")
 
-def outlive_the_lease() -> bool:
-    first, ends = guard.read("charge", "long").revision, time.monotonic() + 60
-    # A heartbeat that comes late on a busy machine renews the claim all the same.
-    while (guard.read("charge", "long").revision < first + 4 or current().lost) and time.monotonic() < ends:
+def keep_the_lease() -> bool:
+    renewed, ends = guard.read("charge", "long").revision + 4, time.monotonic() + 60
+    while guard.read("charge", "long").revision < renewed:
+        if time.monotonic() > ends:
+            return False
         time.sleep(0.005)
     return not current().lost
 
@@ -550,7 +552,7 @@ os.write(theirs[1], b"!"), os.read(mine[0], 1)
 for id in range(30):
     charge(id), credit(id)
 if child == 0:
-    tell("outlived", guard.run("charge", "long", outlive_the_lease, policy=short).value)
+    tell("kept", guard.run("charge", "long", keep_the_lease).value)
     # The parent's connections are closed by now: what is written here must not go with them.
     os.read(mine[0], 1)
     charge("after"), credit("after")
@@ -571,7 +573,7 @@ def test_two_processes_share_a_guard_that_was_made_and_used_before_the_fork(path
     assert (ran.returncode, ran.stderr) == (0, "")
     charged = sorted(line for line in ran.stdout.splitlines() if line.startswith("charge"))
     assert charged == sorted(["charge before", "charge after", *(f"charge {number}" for number in range(30))])
-    assert "outlived True" in ran.stdout
+    assert "kept True" in ran.stdout
     assert balance(path) == 32
     with Guard(f"sqlite:///{path}") as guard:
         assert guard.run("charge", 7, pytest.fail).replayed

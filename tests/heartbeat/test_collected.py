@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from onefold import AsyncGuard, Policy
+from tests.support import PATIENCE
 
 
 def in_this_thread() -> None:
@@ -44,7 +45,7 @@ def test_the_claim_of_a_delivery_that_was_collected_ends_with_its_lease(collect:
         async def handler() -> None:
             calls.append(1)
 
-        async with AsyncGuard("memory:", policy=Policy(lease=0.2, wait=2)) as guard:
+        async with AsyncGuard("memory:", policy=Policy(lease=0.2, wait=PATIENCE)) as guard:
             task: Any = asyncio.create_task(guard.run("pay", "k", never))
             await asyncio.sleep(0.05)
             del task

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from onefold import AsyncGuard, Policy, UsageError, current
 from onefold.current import Current
 from onefold.http._asgi import captured_response
+from onefold.http._asgi.captured_response import CapturedResponse
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
 from tests.http_service.visitor import Visitor
@@ -202,36 +201,38 @@ def test_a_store_that_waits_for_what_comes_after_the_answer_gets_it(
 
 def test_a_client_that_reads_slowly_is_waited_for(behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a key, for as long as it takes: the store is not in the way."""
-    left: list[str] = []
+    responses: list[CapturedResponse] = []
+    end = CapturedResponse.end
 
-    @contextlib.asynccontextmanager
-    async def timeout(_seconds: float) -> Any:
-        yield
-        left.append("the wait that has a bound")
+    async def ending(captured: CapturedResponse) -> None:
+        responses.append(captured)
+        await end(captured)
 
-    monkeypatch.setattr(captured_response, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
+    monkeypatch.setattr(CapturedResponse, "end", ending)
 
     async def story() -> None:
-        seen: list[tuple[bool, bool]] = []
-        bounded: list[bool] = []
+        seen: list[bool] = []
 
         async def later() -> None:
-            seen.append((visitor.ended, bounded[-1]))
+            seen.append(visitor.ended)
 
         async def pay() -> Response:
             return PlainTextResponse("paid", background=BackgroundTask(later))
 
         async def slowly(message: Any) -> None:
+            for captured in responses:
+                # The bound on the store is over by now.
+                captured._go_on_anyway()
             for _ in range(100):
                 await asyncio.sleep(0)
-            bounded.append(not left)
             await Visitor.send(visitor, message)
 
         visitor = Visitor(behind(pay, AsyncGuard("memory:")))
         monkeypatch.setattr(visitor, "send", slowly)
         await visitor.visit()
 
-        assert seen == [(True, False)]
+        assert responses
+        assert seen == [True]
 
     in_time(story())
 
@@ -260,3 +261,35 @@ def test_an_application_goes_on_when_the_claim_of_its_answer_is_called_off(behin
         assert visiting.cancelled()
 
     in_time(story())
+
+
+def test_a_request_that_is_cancelled_as_its_answer_is_sent_cancels_its_background_task(
+    behind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> list[str]:
+        seen: list[str] = []
+
+        async def later() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+
+        async def pay() -> Response:
+            return PlainTextResponse("paid", background=BackgroundTask(later))
+
+        async def last(message: Any) -> None:
+            await Visitor.send(visitor, message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                visit.cancel()
+
+        visitor = Visitor(behind(pay, AsyncGuard("memory:")))
+        monkeypatch.setattr(visitor, "send", last)
+        visit = asyncio.ensure_future(visitor.visit())
+        with pytest.raises(asyncio.CancelledError):
+            await visit
+        return seen
+
+    # It may be cancelled before it has begun.
+    assert in_time(story()) in (["cancelled"], [])

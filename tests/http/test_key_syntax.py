@@ -79,3 +79,15 @@ def test_parameters_that_are_malformed_are_refused_with_their_string(value: byte
 )
 def test_an_item_of_another_type_is_no_key(value: bytes) -> None:
     assert is_refused(value)
+
+
+def test_a_key_without_quotes_holds_visible_ascii_but_no_quote_or_comma() -> None:
+    def taken(value: bytes) -> bool:
+        try:
+            return parsed(value) == value.decode("ascii")
+        except Refused:
+            return False
+
+    assert [byte for byte in BYTES if taken(b"a%cb" % byte)] == [
+        byte for byte in range(0x21, 0x7F) if byte not in b'",'
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +26,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware as WsgiDispatche
 from werkzeug.test import Client
 
 from onefold import AsyncGuard, Guard
+from onefold.http._requests import paths
 from onefold.http._requests.paths import path_of
 from onefold.http.asgi import IdempotencyMiddleware, single_tenant
 from onefold.http.fastapi import idempotent_route
@@ -332,3 +335,22 @@ def test_a_404_of_a_handler_below_a_mount_is_its_own(mounted: Callable[..., Any]
     assert paid == ["paid"]
     if mounted is not mounted_litestar:
         assert in_time(twice("/a/x/nobody")) == [(404, False), (404, False)]
+
+
+PIECES = ("/", "a", "b%41", "//", "?", "é", ".", "%", "a/", "~", "")
+
+
+@pytest.mark.parametrize("root", ["", "/a"])
+def test_a_path_that_is_recognized_at_once_is_read_as_any_other(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = ["/" + "".join(pieces) for pieces in itertools.product(PIECES, repeat=3)]
+    scopes = [
+        {"path": path, "raw_path": raw.encode(), "root_path": root}
+        for raw in sent
+        for path in (raw, raw.partition("?")[0], unquote(raw))
+    ]
+    at_once = [paths.path_of(scope) for scope in scopes]
+    assert any(paths.PLAIN.fullmatch(scope["raw_path"]) for scope in scopes if isinstance(scope["raw_path"], bytes))
+
+    monkeypatch.setattr(paths, "PLAIN", re.compile(rb"(?!)"))
+
+    assert at_once == [paths.path_of(scope) for scope in scopes]

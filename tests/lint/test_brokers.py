@@ -1,4 +1,4 @@
-"""Queues of running brokers, judged as the lint judges files. RabbitMQ and SQS are asked; what Kafka says is played."""
+"""Queues of running brokers, judged as the lint judges files. All of them are asked, but Kafka, which is played."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from onefold import Policy
 from onefold.config.declared import DeclaredGuard, DeclaredStore
@@ -21,8 +22,10 @@ from services.fixtures import missing_told
 from services.house import House, whole
 from services.processes import HOST, free_port
 from services.rabbitmq import start_rabbitmq
+from services.redis import named_client
 from services.servers import Server
-from tests.support import PATIENCE, eventually
+from tests.queues.nats_tools import connected
+from tests.support import PATIENCE, eventually, in_time
 
 STORE = DeclaredStore(name="database", url="sqlite:///shop.db", kind="sqlite")
 
@@ -169,6 +172,117 @@ def test_the_management_api_says_no_in_one_line_and_no_password_is_shown(managed
 # SQS.
 
 
+# NATS.
+
+
+def create_stream(url: str, name: str, consumer: dict[str, Any], **config: Any) -> None:
+    async def story() -> None:
+        client = await connected(url)
+        js = client.jetstream()
+        await js.add_stream(name=name, subjects=[name], **config)
+        await js.publish(name, b"{}")
+        await js.add_consumer(name, ConsumerConfig(durable_name="pay", **consumer))
+        await client.close()
+
+    in_time(story())
+
+
+def test_nats_tells_the_age_the_window_and_what_its_consumer_does(nats_url: str, nats_name: str) -> None:
+    create_stream(nats_url, nats_name, {"max_deliver": 5}, max_age=7 * 86_400)
+
+    report = examined(nats_url, f"{nats_name}/pay", Policy(keep="1d"))
+
+    assert told(report) == [
+        *(("queue", "green"), ("window", "green"), ("max_deliver", "yellow"), ("retention", "green")),
+        *(("setting", "green"), ("keep", "red")),
+    ]
+    assert reasons(report, "queue") == [f"{nats_name}/pay has 1 message, 1 of them for this consumer"]
+    assert "published twice within 2m;" in reasons(report, "window")[0]
+    assert "used up its 5 deliveries stays in the stream" in reasons(report, "max_deliver")[0]
+
+
+def test_a_stream_of_nats_that_fits_is_green(nats_url: str, nats_name: str) -> None:
+    create_stream(nats_url, nats_name, {}, max_age=86_400)
+
+    report = examined(nats_url, nats_name, Policy(keep="8d"))
+
+    assert {grade for _, grade in told(report)} == {"green"}
+
+
+def test_a_consumer_of_nats_that_acknowledges_by_itself_is_red(nats_url: str, nats_name: str) -> None:
+    create_stream(nats_url, nats_name, {"ack_policy": AckPolicy.NONE})
+
+    report = examined(nats_url, f"{nats_name}/pay")
+
+    assert ("acknowledgements", "red") in told(report)
+
+
+@pytest.mark.parametrize("queue", ["nothing-of-the-kind", "nothing-of-the-kind/pay"])
+def test_a_stream_that_nats_does_not_know_is_one_line(nats_url: str, queue: str) -> None:
+    report = examined(nats_url, queue)
+
+    assert not report.reached
+    assert f"NATS does not tell the settings of {queue}: NotFoundError" in reasons(report, "reach")[0]
+
+
+# Redis Streams.
+
+
+@pytest.mark.parametrize("name", ["valkey_url", "redis_url"])
+def test_redis_tells_what_is_pending_and_what_was_trimmed(name: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(name)
+    with named_client(url) as client:
+        ids = [client.xadd("charges", {"body": "1"}) for _ in range(3)]
+        client.xgroup_create("charges", "pay", "0")
+        assert told(examined(url, "charges/pay")) == [("queue", "green"), ("retention", "unknown")]
+        client.xreadgroup("pay", "dead", {"charges": ">"}, count=2)
+        fresh = examined(url, "charges/pay")
+        client.xclaim("charges", "pay", "dead", 0, ids[:1], idle=3_700_000, justid=True)
+        client.xdel("charges", ids[0])
+        stale = examined(url, "charges/pay")
+        client.xtrim("charges", 0)
+        empty = examined(url, "charges/pay")
+
+    assert reasons(fresh, "queue") == ["charges/pay has 3 entries, and 2 are pending in this group"]
+    assert told(fresh) == [("queue", "green"), ("retention", "unknown")]
+    assert told(stale)[1:3] == [("trimmed", "red"), ("pending", "yellow")]
+    assert told(empty)[1:3] == [("trimmed", "red"), ("pending", "yellow")]
+
+
+def test_a_stream_of_redis_may_be_asked_without_its_group_and_have_a_slash(valkey_url: str) -> None:
+    with named_client(valkey_url) as client:
+        client.xadd("shop/charges", {"body": "1"})
+
+        report = examined(valkey_url, "shop/charges")
+
+    assert reasons(report, "queue") == ["shop/charges has 1 entry"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "says"),
+    [
+        ("nothing", "there is no such key"),
+        ("charges/nobody", "NOGROUP"),
+        ("text", "it is no stream"),
+    ],
+)
+def test_a_stream_or_a_group_that_redis_does_not_know_is_one_line(queue: str, says: str, valkey_url: str) -> None:
+    with named_client(valkey_url) as client:
+        client.xadd("charges", {"body": "1"})
+        client.set("text", "no stream")
+
+    report = examined(valkey_url, queue)
+
+    assert not report.reached
+    assert f"Redis does not tell the state of {queue}: {says}" in reasons(report, "reach")[0]
+
+
+def test_a_redis_that_does_not_answer_is_one_line_without_its_password() -> None:
+    report = examined(f"redis://me:secret@{HOST}:{free_port()}/0", "charges")
+
+    assert reasons(report, "reach") == ["Redis does not tell the state of charges: ConnectionError"]
+
+
 @pytest.fixture
 def sqs(dynamodb: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client; the emulator of DynamoDB has SQS, too."""
@@ -276,7 +390,7 @@ def test_a_cluster_that_does_not_describe_a_topic_is_one_line(kafka_url: str, ka
 @pytest.mark.parametrize(
     ("broker", "queue", "says"),
     [
-        ("redis://h/0", "q", "the broker's URL has to begin with one of amqp:, amqps:, http:"),
+        ("mongodb://h/0", "q", "the broker's URL has to begin with one of amqp:, amqps:, http:"),
         ("nonsense", "q", "the broker's URL has to begin with one of"),
         ("http://[", "q", "the broker's URL has to begin with one of"),
         ("amqp://h:no/", "q", "the broker's URL cannot be used"),

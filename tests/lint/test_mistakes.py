@@ -298,7 +298,7 @@ def test_attempts_have_an_end(tmp_path: Path, attempts: int, expected: list[str]
             "header:x-death",
         ),
         *("field:deliveryCount", "header:X-Retry-Count", "argument:timestamp", "field:ts", "argument:delivery_tag"),
-        *("field:attributes.ApproximateReceiveCount", "header:traceparent"),
+        *("field:attributes.ApproximateReceiveCount", "header:traceparent", "sqs_message_id", "receipt_handle"),
     ],
 )
 def test_a_key_that_changes_with_each_delivery_is_found(tmp_path: Path, key: str) -> None:

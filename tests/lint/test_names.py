@@ -32,7 +32,12 @@ CHANGING = table(
     header:CloudTasks-TaskRetryCount header:X-CloudTasks-TaskRetryCount header:X-CloudTasks-TaskExecutionCount
     header:googclient_deliveryattempt field:delivery_attempts argument:deliveryattempt
     header:x-opt-delivery-count field:dequeueCount argument:tries_so_far argument:retry_no
-    field:numberOfAttempts field:published_at header:x-published-at
+    field:numberOfAttempts field:published_at header:x-published-at header:redis_message_id
+    argument:num_delivered argument:stream_sequence field:consumerSequence header:Nats-Sequence
+    argument:stream_entry_id header:redis-entry-id argument:times_delivered
+    header:X-Taskiq-requeue field:_retries header:taskiq_retries
+    header:requeue_timestamp field:dramatiq_retries field:rq.retries header:requeued_at
+    field:task_token field:temporal.taskToken
     """
 )
 
@@ -53,15 +58,17 @@ STAYING = table(
     """
     field:id field:order_id field:delivery_number field:delivery_no field:deliveryNumber field:retry_of
     header:x-event-id field:entry argument:payment_try_id field:death field:time_slot_id field:receive_number
-    field:try field:trade_no field:delivery.no field:event.time header:ce-id
+    field:entry_id field:try field:trade_no field:delivery.no field:event.time header:ce-id
     argument:attempt_id argument:retry_policy_id field:time_entry_id field:nonce header:offset field:delivery
     argument:payment_id header:idempotency-key field:created_at field:event_time field:occurred_at
     argument:uuid4 argument:run_id field:payment_attempt_id field:date field:delivery_date field:country
     field:registry field:delivery_id field:job_id argument:task_id field:number field:invoice_number
     field:retry_key field:agent field:age_group field:message_id header:x-message-key field:index
+    field:requeue_id field:requeue_policy
     field:payment_attempt.id field:delivery_note_number field:retry-token field:page field:count field:no
     field:received_order_number field:failed_payment_id field:item_count
     field:request_id argument:request_id field:requestId field:trace_number field:tool_id field:call_id
+    header:Nats-Msg-Id field:sequence field:sequence_number field:num_ordered
     header:x-request-key field:correlation_group field:traced_order_id argument:function_id header:x-order-trace-id
     """
 )

@@ -377,6 +377,7 @@ def test_celery_in_other_words(tmp_path: Path, text: str, expected: tuple[str, f
         ("x = '\0'", "conf.py: guards.first: broken Python"),
         (f"result_expires = {'-' * 5_000}1", "conf.py"),
         (f"result_expires = {'1 + ' * 5_000}1", "conf.py"),
+        (f"result_expires = {'1 + ' * 200}1", "conf.py:1: guards.first: result_expires is not a literal"),
         ("x = 1", "conf.py: guards.first: it has no setting of Celery that tells how late a duplicate can be"),
     ],
 )

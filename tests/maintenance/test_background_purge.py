@@ -52,7 +52,7 @@ def by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little is purged after every delivery."""
-    monkeypatch.setattr(background_purge, "chance", lambda: 0)
+    monkeypatch.setattr(background_purge, "chance", lambda *_: 0)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])

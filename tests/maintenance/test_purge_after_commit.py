@@ -35,7 +35,7 @@ PATIENCE = 60.0
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little is purged after every delivery."""
-    monkeypatch.setattr(background_purge, "chance", lambda: 0)
+    monkeypatch.setattr(background_purge, "chance", lambda *_: 0)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
@@ -89,9 +89,9 @@ def interposing(dialect: type[Dialect], before: Callable[[], object]) -> Iterato
     """Do something between a commit and the purge after it."""
     usual = dialect.impatient_purge
 
-    def interposed(self: Any, limit: int) -> Any:
+    def interposed(self: Any, limit: int, path: str | None = None) -> Any:
         before()
-        return usual(self, limit)
+        return usual(self, limit, path)
 
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(dialect, "impatient_purge", interposed)
@@ -242,7 +242,7 @@ def test_a_guard_that_was_told_not_to_purge_does_not(file: str, switched_off: st
 
 
 def test_only_one_delivery_in_many_asks_for_it(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_purge, "chance", lambda: background_purge.ONE_IN)
+    monkeypatch.setattr(background_purge, "chance", lambda *_: background_purge.ONE_IN)
     with engine_of(file) as engine, Session(engine) as session, session.begin():
         deliver(Guard(never_opened), session)
 

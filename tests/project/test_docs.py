@@ -7,6 +7,7 @@ import html
 import itertools
 import re
 import runpy
+import signal
 import sqlite3
 import sys
 import types
@@ -16,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import celery._state
+import dramatiq
 import pika
 import psycopg
 import pytest
 import redis
 from botocore.client import BaseClient
+from dramatiq.brokers.redis import RedisBroker
 from sqlalchemy import Engine
 
 from onefold import Guard
+from onefold.queues._sqs import requests as sqs_requests
 from services.kafka import bootstrap
+from services.temporal import address_of
 from tests.stores.django.project import put_back
 from tests.stores.dynamodb.tools import client_options
 from tests.support import PROJECT
@@ -49,10 +54,19 @@ def on_our_servers(block: str, request: pytest.FixtureRequest) -> str:
         # Clients of Kafka take a list of servers, and no URL. One of its own: whoever else runs the page in another
         # process, another test of it say, has the same topics and the same group.
         block = block.replace("localhost:9092", bootstrap(request.getfixturevalue("own_kafka").url))
+    if "nats://localhost:4222" in block:
+        # For the same reason; it starts in no time.
+        block = block.replace("nats://localhost:4222", request.getfixturevalue("own_nats").url)
+    if "localhost:7233" in block:
+        # Its workflows have ids of their own, but its task queue is everybody's.
+        block = block.replace("localhost:7233", address_of(request.getfixturevalue("own_temporal").url))
     if 'boto3.client("sqs"' in block:
         # The emulator of DynamoDB has SQS, too; a client finds it by the variable.
         endpoint = client_options(request.getfixturevalue("dynamodb_url"))["endpoint_url"]
-        request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL_SQS", endpoint)
+        monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint)
+        # A worker that stops waits for its last receive.
+        monkeypatch.setattr(sqs_requests, "RECEIVE_SECONDS", 1)
     for scheme, fixture in STAND_INS.items():
         if not re.search(scheme, block):
             continue
@@ -108,20 +122,27 @@ def run(page: Path, blocks: list[tuple[int, str]], monkeypatch: pytest.MonkeyPat
 def tidied(module: types.ModuleType) -> Iterator[None]:
     """Close what a page has opened: it is no program, and does not tidy up. Python 3.13 complains when it finds out.
 
-    Celery gives a task of one application to all others of the process: those of a page end with it.
+    Celery gives a task of one application to all others of the process: those of a page end with it. So do the broker
+    that is Dramatiq's for the whole process, and the signal handlers of RQ's workers.
     """
     shared = celery._state._on_app_finalizers  # type: ignore[attr-defined]
     before = set(shared)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
         shared.intersection_update(before)
+        dramatiq.broker.global_broker = None
+        for number, handler in signals.items():
+            signal.signal(number, handler)
         for value in vars(module).values():
             opened = isinstance(value, pika.BlockingConnection) and value.is_open
             if opened or isinstance(value, (sqlite3.Connection, psycopg.Connection, redis.Redis, BaseClient)):
                 value.close()
             elif isinstance(value, Engine):
                 value.dispose()
+            elif isinstance(value, RedisBroker):
+                value.client.close()
 
 
 @contextmanager

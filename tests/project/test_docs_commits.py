@@ -31,7 +31,14 @@ JOINS = re.compile(r"\btransactional\(|\bwithin\(|\btx\b|guarded_batches|\bBEGIN
 PAGES_THAT_JOIN = [page for page in PAGES if any(JOINS.search(block) for _, block in blocks_of(page))]
 
 # A consumer catches what a message raises, and tries it again: what its page asserts afterwards is the proof.
-TRIES_AGAIN = ("docs/queues/kafka.md",)
+TRIES_AGAIN = (
+    "docs/queues/dramatiq.md",
+    "docs/queues/kafka.md",
+    "docs/queues/nats.md",
+    "docs/queues/redis-streams.md",
+    "docs/queues/sqs.md",
+    "docs/queues/taskiq.md",
+)
 
 # They take seconds, for a broker.
 SLOW = ("docs/queues/kafka.md",)

@@ -24,16 +24,26 @@ PATIENCE = 300.0
 
 # The examples that need a server, and the variable by which they are told of ours.
 SERVERS = {
+    "nats_worker": ("ONEFOLD_NATS_URL", "nats_url"),
     "rabbitmq_worker": ("ONEFOLD_RABBITMQ_URL", "rabbitmq_url"),
+    "sqs_worker": ("ONEFOLD_SQS_URL", "sqs_url"),
     # It has a broker of its own, whose groups wait for three seconds before they begin.
     "kafka_wallet": ("ONEFOLD_KAFKA_URL", "kafka_url"),
+    "dramatiq_email": ("ONEFOLD_REDIS_URL", "redis_url"),
+    "redis_streams_worker": ("ONEFOLD_REDIS_URL", "redis_url"),
+    "rq_email": ("ONEFOLD_REDIS_URL", "redis_url"),
+    "temporal_charge": ("ONEFOLD_TEMPORAL_ADDRESS", "temporal_address"),
+    "taskiq_email": ("ONEFOLD_REDIS_URL", "redis_url"),
+    "faststream_worker": ("ONEFOLD_NATS_URL", "nats_url"),
 }
 
 
 def test_there_are_examples() -> None:
     first = {"wallet", "card_charge", "held_email", "test_my_handler"}
     http = {"payments_api", "payments_client", "payments_django", "payments_flask"}
-    queues = {"charge_once", "babelqueue_charge", "celery_email", "kafka_wallet", "rabbitmq_worker"}
+    queues = {"charge_once", "babelqueue_charge", "celery_email", "kafka_wallet", "nats_worker", "rabbitmq_worker"}
+    queues |= {"dramatiq_email", "redis_streams_worker", "rq_email", "scheduled_report", "taskiq_email"}
+    queues |= {"faststream_worker", "lambda_charge", "sqs_worker", "temporal_charge"}
     assert {example.stem for example in EXAMPLES} >= first | http | queues
 
 

@@ -22,7 +22,15 @@ SQL = STORES | {"stores.sql", "transactions"}
 
 # By room, which rooms it may import. The longest name that fits a module is its room; a name with "*" is the room of
 # all that is below it. A package stands for its modules, those that have a rule of their own among them.
-GUARD = CORE | {"_delivery.handler_steps", "_guard", "stores", "stores.hand_made", "stores.sources", "transactions"}
+GUARD = CORE | {
+    "_delivery.handler_steps",
+    "_guard",
+    "_schedule",
+    "stores",
+    "stores.hand_made",
+    "stores.sources",
+    "transactions",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -44,6 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "current": RULES | {"_delivery", "_delivery.handler_steps", "_handlers", "_heartbeat"},
     # `guard.check()` judges as the doctor does. Imported on use.
     "_guard": CORE | {"_delivery.handler_steps", "health", "stores", "stores.hand_made", "transactions"},
+    # Decorates with the methods of a guard, which imports it on use.
+    "_schedule": {"_handlers", "_model", "durations", "errors"},
     "guard": GUARD,
     "guard_async": GUARD,
     "_load": {"codecs", "config", "events"},
@@ -80,22 +90,38 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http._answers": PUBLIC | {"_concurrency", "http._requests", "http._shared"},
     # Scopes, and the blocking call, are in modules that users import too.
     "http._exchange": PUBLIC | {"_concurrency", "health", "http", "http._answers", "http._requests", "http._shared"},
-    "http._asgi": PUBLIC | {"http._answers", "http._exchange", "http._requests", "http._shared"},
+    "http._asgi": PUBLIC | {"_concurrency", "http._answers", "http._exchange", "http._requests", "http._shared"},
     "http._django": PUBLIC | {"http._asgi", "http._exchange"},
     "http.client": PUBLIC | {"_concurrency", "http._shared"},
     # Adapters check a store once, before their first message or request.
-    "queues": PUBLIC | {"_concurrency", "health", "queues._kafka", "queues._rabbitmq", "queues._shared"},
+    "queues": PUBLIC
+    | {"_concurrency", "health", "queues._kafka", "queues._nats", "queues._rabbitmq", "queues._redis_streams"}
+    | {"queues._shared", "queues._sqs"},
     "queues.keys": PUBLIC,
     "queues.kafka_offsets": PUBLIC | {"_concurrency", "queues._kafka"},
     # A batch is committed with the offsets of its messages, in one transaction.
     "queues._shared": PUBLIC | {"_concurrency", "_model", "health", "queues.keys", "stores", "transactions"},
     "queues._kafka": PUBLIC | {"_concurrency", "queues._shared", "queues.keys", "queues.kafka_offsets"},
+    "queues._nats": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
     "queues._rabbitmq": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
+    "queues._redis_streams": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
+    "queues._sqs": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
     "queues.celery": PUBLIC | {"_concurrency", "health", "queues._rabbitmq", "queues._shared", "queues.keys"},
+    "queues.dramatiq": PUBLIC | {"_concurrency", "health", "queues._shared", "queues.keys"},
+    "queues.faststream": PUBLIC | {"_model", "queues._nats", "queues._shared", "queues.keys"},
+    "queues.taskiq": PUBLIC | {"_concurrency", "health", "queues._shared", "queues.keys"},
+    "queues.rq": PUBLIC | {"_model", "queues._shared", "queues.keys"},
+    "queues.temporal": PUBLIC | {"_model", "queues._shared", "queues.keys"},
+    "schedulers": PUBLIC | {"_schedule", "queues.keys"},
     # The words that a policy's fields take stand once, in `_model.policy`.
     "config": PUBLIC | {"_entry_points", "_model", "queues.keys"},
     # Brokers are examined in the words of the doctor.
     "lint": PUBLIC | {"config", "health", "stores"},
+    # Which headers the dead letters of each broker have is known to their adapters.
+    "redrive": PUBLIC | {"_model", "queues._shared"},
+    "redrive.brokers": PUBLIC
+    | {"queues._kafka", "queues._nats", "queues._rabbitmq", "queues._redis_streams", "queues._shared", "queues._sqs"}
+    | {"queues.keys", "redrive"},
     "maintenance": PUBLIC | {"stores", "stores.hand_made"},
     "health": PUBLIC | {"_concurrency", "stores"},
     # Which URLs need an event loop is known to the kinds of stores.
@@ -113,7 +139,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What a bypass that died has left, and which records keep intents, only those who write them know.
     "cli._common.record_text": PUBLIC | {"_delivery", "http._shared", "cli._common"},
     "cli.commands": PUBLIC
-    | {"cli._common", "config", "health", "lint", "maintenance", "sizing", "stores"}
+    | {"cli._common", "config", "health", "lint", "maintenance", "redrive", "redrive.brokers", "sizing", "stores"}
     | {"testing.simulate", "trace"},
     "testing": PUBLIC | {"stores", "testing.promises"},
     "testing.promises": PUBLIC | {"_model"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import nats
 import pika
 import psycopg
 import pymysql
@@ -27,6 +29,7 @@ from services import programs, reaper
 from services import redis as redis_servers
 from services.home import PROJECT, Home, reachable
 from services.house import UP, House
+from services.nats import told
 from services.processes import Daemon, ServerFailed, birth, descendants, stands_still, wait_until
 from services.redis import Pair
 from services.servers import Server
@@ -37,6 +40,8 @@ PATIENCE = 300.0
 
 SESSION_SERVERS = (
     *("postgres", "pgbouncer", "mariadb", "redis_server", "valkey", "dynamodb", "kafka", "rabbitmq"),
+    "nats_server",
+    "temporal_server",
     *("redis_pair", "redis_sentinel", "redis_cluster", "valkey_cluster"),
 )
 
@@ -114,6 +119,27 @@ class TestCrashes:
 
         with pika.BlockingConnection(parameters) as connection:
             assert connection.channel().basic_get("kept")[2] == b"1"
+
+    def test_nats_keeps_what_it_has_confirmed(self, own_nats: Server) -> None:
+        async def publish() -> None:
+            client = await nats.connect(own_nats.url)
+            await client.jetstream().add_stream(name="kept", subjects=["kept"])
+            await client.jetstream().publish("kept", b"1")
+            await client.close()
+
+        async def read() -> bytes | None:
+            client = await nats.connect(own_nats.url, allow_reconnect=False)
+            found = await client.jetstream().get_last_msg("kept", "kept")
+            await client.close()
+            return found.data
+
+        asyncio.run(publish())
+        own_nats.kill()
+        with pytest.raises(ConnectionRefusedError):
+            told(own_nats.url)
+        own_nats.restart()
+
+        assert asyncio.run(read()) == b"1"
 
     def test_a_replica_takes_over(self, own_redis_pair: Pair) -> None:
         with redis_servers.named_client(own_redis_pair.url) as client:

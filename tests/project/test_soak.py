@@ -59,6 +59,8 @@ def row(name: str, ran: subprocess.CompletedProcess[str]) -> list[str]:
 class TestRuns:
     """Real ones, in processes of their own."""
 
+    # `make soak SHORT=1`, which CI runs, is the same as these two.
+    @pytest.mark.soak
     def test_under_random_kills_the_effects_are_what_the_guarantees_say(self, tmp_path: Path) -> None:
         ran = soak("--seed", "7", folder=tmp_path)
 
@@ -70,6 +72,7 @@ class TestRuns:
         assert row("effects downstream, by key", ran)[1] == "1,400"
         assert not list(tmp_path.iterdir()), "what holds leaves no files"
 
+    @pytest.mark.soak
     def test_under_random_cancellations_beside_kills_every_effect_is_there_once(self, tmp_path: Path) -> None:
         ran = soak("--cancel", "--store", "sqlite", folder=tmp_path)
 

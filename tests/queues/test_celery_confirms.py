@@ -13,6 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
 
 from onefold import Guard, StoreUnavailable
+from onefold.queues._shared.jobs.waits import TIMES
 from onefold.queues.celery import guarded
 from onefold.queues.celery import task as celery_task
 from onefold.queues.celery.task import REFUSED_SECONDS_MAX
@@ -78,9 +79,9 @@ def test_what_the_broker_has_not_confirmed_is_not_acknowledged(
 ) -> None:
     environment = Environment(rabbitmq_url, rabbitmq_name)
     if fault == "cut":
-        proxy.cut_before(celery_task.TIMES.encode())
+        proxy.cut_before(TIMES.encode())
     if fault == "silent":
-        proxy.hold_request(celery_task.TIMES.encode())
+        proxy.hold_request(TIMES.encode())
         monkeypatch.setattr(celery_task, "CONFIRM_SECONDS_MAX", 0.2)
 
     with Guard(Down(MemoryStore())) as guard:
@@ -113,7 +114,7 @@ def test_a_time_limit_that_ends_the_pause_does_not_end_the_message(
     def limited(_: float) -> None:
         raise SoftTimeLimitExceeded
 
-    proxy.cut_before(celery_task.TIMES.encode())
+    proxy.cut_before(TIMES.encode())
     monkeypatch.setattr(celery_task, "time", SimpleNamespace(sleep=limited))
 
     with Guard(Down(MemoryStore())) as guard:

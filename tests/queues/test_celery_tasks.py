@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group, signals
 from celery.app.trace import build_tracer
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 
 from onefold import (
     AsyncGuard,
@@ -410,6 +410,26 @@ def test_what_comes_later_comes_ever_later_with_its_retries_and_its_key(
     assert delays == [delay]
     assert {name: sent[0][name] for name in ("id", "retries", KEY)} == {"id": "id-1", "retries": 2, KEY: "k"}
     assert "x-death" not in sent[0]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_time_limit_that_ends_the_wait_for_another_worker_ends_no_task(
+    begun: bool, app: Celery, sent: list[dict[str, Any]]
+) -> None:
+    store = ProxyStore()
+
+    def struck() -> None:
+        raise SoftTimeLimitExceeded
+
+    def pay() -> None:
+        struck()
+
+    if not begun:
+        store.before["claim"] = struck
+    with Guard(store) as guard:
+        state, _ = work(task(app, guard, pay), **{KEY: "k"})
+
+    assert (state, len(sent)) == (("FAILURE", 0) if begun else ("IGNORED", 1))
 
 
 def test_a_broker_that_is_down_too_keeps_the_message(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

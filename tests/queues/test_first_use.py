@@ -16,15 +16,18 @@ from onefold.health.first_use import CHECKS_MAX, first_use_of
 from onefold.queues import keys
 from onefold.queues._shared.batches import Batches
 from onefold.queues._shared.consumer import AsyncConsuming, Consuming
+from onefold.queues._shared.jobs.handler import GuardedJob, JobCall
 from onefold.queues._shared.verdict import ACK, HELD_DELAY, Later, Verdict
 from onefold.queues.babelqueue import CannotWork, wrap
 from onefold.queues.celery import guarded
 from onefold.queues.keys import Message
+from onefold.queues.rq.jobs import FRAMEWORK
 from services.house import House
 from services.redis import named_client
 from services.servers import Server
 from tests.health.test_sql import set_for_session
 from tests.health.tools import use
+from tests.queues.test_tenants import GIVEN
 
 
 class OnItsWay(NamedTuple):
@@ -49,6 +52,8 @@ class Consumer:
             self._one: Any = AsyncConsuming(self.guard, "charge", self._handle_async, key=keys.header())
         else:
             self._one = Consuming(self.guard, "charge", self._handle, key=keys.header())
+        if kind == "job":
+            self._job = GuardedJob(FRAMEWORK, "charge", self.guard, "charge", self._handle, GIVEN)
         self._many = Batches(self.guard, "charge", self._handle, key=keys.header(), missing_key="never", policy=None)
 
     def _handle(self, _body: object) -> None:
@@ -62,6 +67,8 @@ class Consumer:
             return self._loop.run(self._one.deliver(sent(number), "body"))  # type: ignore[no-any-return]
         if self._kind == "batch":
             return self._many.deliver([OnItsWay(sent(number), "body")])[0]
+        if self._kind == "job":
+            return self._job.deliver(JobCall("jobs", "id", sent(number).headers, ("body",), {})).verdict
         return self._one.deliver(sent(number), "body")  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -72,7 +79,7 @@ class Consumer:
             self.guard.close()
 
 
-@pytest.fixture(params=["sync", "async", "batch"])
+@pytest.fixture(params=["sync", "async", "batch", "job"])
 def consumer(request: pytest.FixtureRequest) -> Iterator[Callable[..., Consumer]]:
     made: list[Consumer] = []
 

@@ -15,6 +15,7 @@ from onefold._delivery import claim as claim_flow
 from onefold._delivery.waiting import patience
 from onefold.queues._kafka import partitions as kafka_partitions
 from onefold.queues.keys import field, header, position
+from onefold.stores.base import Address
 from tests.queues.kafka_tools import (
     QUIET,
     SHORT_SESSION_MS,
@@ -105,7 +106,7 @@ def test_a_duplicate_of_a_running_message_waits_its_turn_and_is_replayed_in_the_
     owner = Elsewhere(deliver)
     assert started.wait(PATIENCE)
     with worker(kafka_url, kafka_topic, effects, store=store) as one:
-        one.guard._tell._own = (heard,)
+        one.guard._tell.own = (heard,)
         one.handle._ledger._clock = clock
         # The other partition goes on, and the one that waits is neither committed nor read in a hot loop.
         one.until(lambda: b"elsewhere" in effects.seen and "refused" in heard.kinds)
@@ -149,7 +150,7 @@ def test_a_running_duplicate_first_waits_in_place(
     owner = Elsewhere(deliver)
     assert started.wait(PATIENCE)
     with worker(kafka_url, kafka_topic, effects, store=store, wait=PATIENCE) as one:
-        one.guard._tell._own = (heard,)
+        one.guard._tell.own = (heard,)
         one.until(lambda: b"2" in effects.seen)
     owner.result()
 
@@ -215,6 +216,7 @@ def test_a_poison_message_ends_in_the_dead_letters_and_its_partition_goes_on(
         "x-onefold-offset": b"0",
         "x-onefold-operation": b"credit",
         "x-onefold-reason": reason,
+        "x-onefold-digest": Address("", "credit", "a").digest.encode(),
     }
     # What a handler's error says may hold a payload.
     assert re.fullmatch(rb"it failed 3 times, the last time with ValueError at \w+\.py:\d+ in \w+", reason)
@@ -474,7 +476,7 @@ def test_a_handler_that_outlasts_the_poll_interval_happens_once(
     owner = Elsewhere(first)
     assert started.wait(PATIENCE)
     with WORKERS["confluent"](kafka_url, kafka_topic, starts, store=store, consumer_config=patient) as second:
-        second.guard._tell._own = (heard,)
+        second.guard._tell.own = (heard,)
         # It gets the partition while the handler runs, and finds it running.
         second.until(lambda: "refused" in heard.kinds)
         refused.set()

@@ -17,10 +17,11 @@ from onefold import Guard, MissingKey, Policy, current
 from onefold.queues._kafka import partitions as kafka_partitions
 from services.kafka import bootstrap
 from services.servers import Server
-from tests.processes import Notes, Stage, child
+from tests.processes import Notes, Stage, child, lapse
 from tests.queues.kafka_tools import SHORT_SESSION_MS, WORKERS, committed, headers_of, letters_in, produce, value_of
 
-LEASE = 1.0
+# No pause of the machine outlasts it; after a kill its end is brought about.
+LEASE = 3_600.0
 
 # A message that fails waits for longer than its test.
 LONG = 3_600.0
@@ -148,6 +149,7 @@ def test_a_worker_killed_in_claim_mode_follows_its_policy(
     with child(*args, stops=("after the effect",)) as first:
         first.reaches("after the effect")
         first.kill()
+    lapse(tmp_path / "records.db")
     with child(*args) as second:
         assert second.hear() is None
 

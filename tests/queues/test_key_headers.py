@@ -17,13 +17,26 @@ from onefold import Guard, MissingKey, UsageError
 from onefold.queues import aio_pika as onefold_aio_pika
 from onefold.queues import aiokafka as onefold_aiokafka
 from onefold.queues import confluent_kafka as onefold_confluent_kafka
+from onefold.queues import dramatiq as onefold_dramatiq
+from onefold.queues import faststream as onefold_faststream
+from onefold.queues import nats as onefold_nats
 from onefold.queues import pika as onefold_pika
+from onefold.queues import redis_streams
+from onefold.queues import rq as onefold_rq
+from onefold.queues import sqs as onefold_sqs
+from onefold.queues import taskiq as onefold_taskiq
 from onefold.queues.celery import guarded
 from onefold.queues.celery import send as send_task
 from onefold.queues.keys import Message, first_of, header, message_id, with_key
+from tests.queues.dramatiq_tools import Hand
 from tests.queues.kafka_tools import QUIET, WORKERS, committed, headers_of, letters_in, value_of
+from tests.queues.nats_tools import Environment as NatsEnvironment
+from tests.queues.nats_tools import Handled, worker
 from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
-from tests.support import PATIENCE
+from tests.queues.redis_streams_tools import Environment as StreamEnvironment
+from tests.queues.redis_streams_tools import Handled as StreamHandled
+from tests.queues.redis_streams_tools import Worker as StreamWorker
+from tests.support import PATIENCE, in_time
 
 SPELLINGS = ("idempotency-key", "Idempotency-Key", "IDEMPOTENCY-KEY", "idempotency-KEY")
 # The second is a duplicate of the first, and nobody knows of what the third is one.
@@ -139,6 +152,38 @@ def test_on_rabbitmq_a_key_among_the_headers_is_the_key(rabbitmq_url: str, rabbi
     assert [(one.message_id, one.headers) for one in found] == [("pay-1", {"idempotency-key": "pay-1"})] * 2
 
 
+def test_on_redis_streams_a_key_in_capitals_runs_once(valkey_url: str) -> None:
+    handle, environment = StreamHandled(), StreamEnvironment(valkey_url)
+    with environment.server as server:
+        for headers in THREE:
+            server.xadd("charges", headers)
+
+    with StreamWorker("sync", environment, "memory:", handle):
+        letter = environment.letter()
+        environment.settled()
+
+    assert letter[b"x-onefold-reason"].decode() == TWO
+    assert len(handle.calls) == 1
+
+
+def test_on_nats_a_key_in_capitals_runs_once(nats_url: str, nats_name: str) -> None:
+    handle = Handled()
+
+    async def story() -> str:
+        async with NatsEnvironment(nats_url, nats_name) as environment:
+            for headers in THREE:
+                await environment.js.publish(environment.subject, b"{}", headers=headers)
+            async with worker(environment, "memory:", handle):
+                letter = await environment.letter()
+                await environment.settled(3)
+            given = {"Idempotency-Key": "pay-1"}
+            assert await onefold_nats.send(environment.js, environment.subject, b"{}", headers=given) == "pay-1"
+            return str((letter.headers or {})["x-onefold-reason"])
+
+    assert in_time(story()) == TWO
+    assert len(handle.calls) == 1
+
+
 @pytest.fixture
 def eager() -> Iterator[Celery]:
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
@@ -166,6 +211,26 @@ def test_on_celery_a_key_in_capitals_runs_once(eager: Celery) -> None:
             pay.apply_async((1,), headers={"Idempotency-Key": "a", "idempotency-key": "b"})
 
     assert ran == [1]
+
+
+def test_on_dramatiq_a_key_in_capitals_runs_once() -> None:
+    ran, hand = list[int](), Hand()
+
+    def handle(amount: int) -> None:
+        ran.append(amount)
+
+    with Guard("memory:") as guard:
+        pay: Any = onefold_dramatiq.guarded(guard, "pay", broker=hand.broker)(handle)
+        for written in (*SPELLINGS, "idempotency_key"):
+            pay.send_with_options(args=(1,), **{written: "pay-1"})
+            assert onefold_dramatiq.send(pay, (1,), **{written: "pay-1"}) == "pay-1"
+            assert onefold_dramatiq.send(pay, (1,), **{written: "other"}, key="pay-1") == "pay-1"
+        for _ in range(3 * len((*SPELLINGS, "idempotency_key"))):
+            hand.take()
+        with pytest.raises(MissingKey, match=TWO):
+            pay.send_with_options(args=(1,), **{"Idempotency-Key": "a", "idempotency_key": "b"})
+
+    assert (ran, hand.size()) == ([1], 0)
 
 
 @pytest.mark.parametrize("key", ["order_id", "order.id", "options.order_id"])
@@ -205,7 +270,16 @@ SENDERS: dict[str, Callable[..., Any]] = {
     "aio_pika": lambda **key: asyncio.run(onefold_aio_pika.send(NOTHING, "charges", b"4200", **key)),
     "confluent_kafka": lambda **key: onefold_confluent_kafka.send(NOTHING, "charges", b"4200", **key),
     "aiokafka": lambda **key: asyncio.run(onefold_aiokafka.send(NOTHING, "charges", b"4200", **key)),
+    "nats": lambda **key: asyncio.run(onefold_nats.send(NOTHING, "charges", b"4200", **key)),
+    "redis_streams": lambda **key: redis_streams.send(NOTHING, "charges", b"4200", **key),
+    "redis_streams, async": lambda **key: asyncio.run(redis_streams.send_async(NOTHING, "charges", b"4200", **key)),
+    "sqs": lambda **key: onefold_sqs.send(NOTHING, "https://sqs/1/charges", b"4200", **key),
+    "aio sqs": lambda **key: asyncio.run(onefold_sqs.send_async(NOTHING, "https://sqs/1/charges", b"4200", **key)),
     "celery": lambda **key: send_task(NOTHING, **key),
+    "dramatiq": lambda **key: onefold_dramatiq.send(NOTHING, **key),
+    "rq": lambda **key: onefold_rq.send(NOTHING, "shop.pay", **key),
+    "taskiq": lambda **key: asyncio.run(onefold_taskiq.send(NOTHING, **key)),
+    "faststream": lambda **key: asyncio.run(onefold_faststream.send(NOTHING, b"4200", "charges", **key)),
 }
 NOTHING: Any = object()
 

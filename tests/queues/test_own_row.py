@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from dramatiq.brokers.stub import StubBroker
 from sqlalchemy import create_engine, text
 
-from onefold import AsyncGuard, Guard, RecordColumn, UsageError
-from onefold.queues import aio_pika, pika
+from onefold import AsyncGuard, Guard, RecordColumn, UsageError, current
+from onefold.queues import aio_pika, dramatiq, pika, rq
 from onefold.queues._shared.transactional_batches import TransactionalBatches
 from onefold.queues._shared.verdict import ACK
 from onefold.queues.celery import guarded as guarded_task
 from onefold.queues.keys import Message, body, header
+from tests.queues.dramatiq_tools import Hand
 from tests.queues.kafka_tools import WORKERS, committed, letters_in, produce, value_of
+from tests.queues.nats_tools import Environment as NatsEnvironment
+from tests.queues.nats_tools import worker
 from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
+from tests.queues.redis_streams_tools import KINDS, Kind
+from tests.queues.redis_streams_tools import Environment as StreamEnvironment
+from tests.queues.redis_streams_tools import Worker as StreamWorker
+from tests.support import in_time
 
 PAYMENT = RecordColumn("payments", "message_key", fingerprint="fingerprint")
 
@@ -65,6 +73,47 @@ def test_eight_messages_of_rabbitmq_with_one_key_have_one_effect_and_another_bod
         _, letter = environment.letter()
 
     assert letter == b"900"
+    assert rows(path, "SELECT message_key, amount FROM payments") == [("pay-1", 500)]
+    assert rows(path, "SELECT * FROM effects") == [(500,)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_entries_of_a_redis_stream_with_one_key_have_one_effect_and_another_body_is_buried(
+    kind: Kind, valkey_url: str, path: Path
+) -> None:
+    environment = StreamEnvironment(valkey_url)
+    options: dict[str, Any] = {"record": PAYMENT, "payload": body(), "concurrency": 4}
+
+    def handle(delivery: Any, *, tx: Any) -> None:
+        pay(tx, "pay-1", int(delivery.body))
+
+    environment.send_keyed("pay-1", b"500", times=8)
+    with StreamWorker(kind, environment, f"sqlite:///{path}", handle, **options):
+        environment.settled()
+        environment.send_keyed("pay-1", b"900")
+        letter = environment.letter()
+
+    assert letter[b"body"] == b"900"
+    assert rows(path, "SELECT message_key, amount FROM payments") == [("pay-1", 500)]
+    assert rows(path, "SELECT * FROM effects") == [(500,)]
+
+
+def test_eight_messages_of_nats_with_one_key_have_one_effect_and_another_body_is_buried(
+    nats_url: str, nats_name: str, path: Path
+) -> None:
+    async def handle(delivery: Any, *, tx: Any) -> None:
+        pay(tx, "pay-1", int(delivery.body))
+
+    async def story() -> bytes:
+        async with NatsEnvironment(nats_url, nats_name) as environment:
+            await environment.send_keyed("pay-1", b"500", times=8)
+            options: dict[str, Any] = {"record": PAYMENT, "payload": body(), "concurrency": 4}
+            async with worker(environment, f"sqlite:///{path}", handle, **options):
+                await environment.settled(8)
+                await environment.send_keyed("pay-1", b"900")
+                return (await environment.letter()).data
+
+    assert in_time(story()) == b"900"
     assert rows(path, "SELECT message_key, amount FROM payments") == [("pay-1", 500)]
     assert rows(path, "SELECT * FROM effects") == [(500,)]
 
@@ -280,3 +329,40 @@ def test_a_task_of_celery_refuses_it_under_its_name(options: dict[str, Any], say
 
         @guarded_task(Celery("shop", broker="memory://", set_as_current=False), guard, "pay", name="pay", **options)
         def pay_task(amount: int, *, tx: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"record": RecordColumn("payments", "message_key")}, r"the (actor|job) .*no place for a fingerprint="),
+        ({"record": PAYMENT, "missing_key": "run"}, r"the (actor|job) .*has no row without a key"),
+    ],
+)
+def test_actors_and_jobs_refuse_it_under_their_names(options: dict[str, Any], says: str) -> None:
+    def pay(amount: int, *, tx: Any) -> None: ...
+
+    with Guard("sqlite:///never.db") as guard:
+        with pytest.raises(UsageError, match=says):
+            dramatiq.guarded(guard, "pay", broker=StubBroker(), **options)(pay)
+        with pytest.raises(UsageError, match=says):
+            rq.guarded(guard, "pay", **options)(pay)
+
+
+def test_a_row_of_the_business_is_the_record_of_an_actor(tmp_path: Path) -> None:
+    hand, path = Hand(), tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE payments (message_key TEXT PRIMARY KEY, amount INT)")
+        connection.commit()
+    record = RecordColumn("payments", "message_key")
+    with Guard(f"sqlite:///{path}") as guard:
+
+        @dramatiq.guarded(guard, "pay", broker=hand.broker, record=record, fingerprint=None)
+        def pay(amount: int, *, tx: sqlite3.Connection) -> None:
+            tx.execute("INSERT INTO payments VALUES (?, ?)", (current().key, amount))
+
+        for _ in range(2):
+            hand.process(pay.message_with_options(args=(5,), idempotency_key="pay-1"))
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM payments").fetchall() == [("pay-1", 5)]
+    assert hand.ended == ["acknowledged"] * 2

@@ -161,6 +161,7 @@ class TestVerdicts:
         reason = properties.headers.pop("x-onefold-reason")
         assert reason.startswith("it failed 3 times, the last time with ValueError at test_rabbitmq.py:")
         assert reason.endswith(" in __call__")
+        assert abs(properties.headers.pop("x-onefold-time") - time.time()) < 2 * PATIENCE
         assert properties.headers == {
             "idempotency-key": "pay-1",
             "x-onefold-operation": "charge",
@@ -738,6 +739,38 @@ class TestPikasOwnWays:
         with Consumer("aio-pika", environment, store, waits_for_a_cancelled_task, policy=Policy(lease=0.5), wait=0):
             until(lambda: len(runs) == 2, "it ran again")
 
+        assert (environment.count(), environment.count(environment.dead)) == (0, 0)
+
+    @pytest.mark.parametrize("how", ["cancels its task", "raises no Exception"])
+    def test_an_async_handler_that_ends_its_task_does_not_keep_its_message_for_ever(
+        self, how: str, environment: Environment, store: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs: list[bytes] = []
+
+        class NoException(BaseException):
+            pass
+
+        async def ends_its_task(delivery: Delivery) -> None:
+            runs.append(delivery.body)
+            if len(runs) > 1:
+                return
+            if how == "raises no Exception":
+                raise NoException
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(rabbitmq_tools, "as_async", lambda handler: handler)
+        monkeypatch.setattr(onefold_aio_pika, "SOON", 0.05)
+        environment.send_keyed("pay-1", b"1")
+        environment.send_keyed("pay-2", b"2")
+        policy = Policy(lease=0.5)
+        # The only message that the broker gives it.
+        with Consumer("aio-pika", environment, store, ends_its_task, policy=policy, wait=0, prefetch=1):
+            until(lambda: len(runs) == 3, "both ran")
+
+        assert sorted(runs) == [b"1", b"1", b"2"]
         assert (environment.count(), environment.count(environment.dead)) == (0, 0)
 
     def test_a_moved_back_dead_letter_has_all_its_attempts_again(self, environment: Environment, path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from onefold.queues import aio_pika, pika
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Delivery
+from onefold.queues._shared.failures import ATTEMPTS
 from onefold.queues._shared.options import WAIT
 from onefold.queues.keys import KEY_HEADER
 from tests.support import PROJECT
@@ -20,7 +21,7 @@ DEFAULTS = {
     "missing_key": '`"never"`',
     "record": "`None`",
     "wait": f"{WAIT:g} s",
-    "attempts": str(rabbitmq_consumer.ATTEMPTS),
+    "attempts": str(ATTEMPTS),
     "unacked_max": f"{rabbitmq_consumer.UNACKED_MAX / 60:g} min",
     "threads": "1",
 }

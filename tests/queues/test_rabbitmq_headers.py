@@ -15,7 +15,8 @@ import pytest
 from onefold.queues._rabbitmq import aio_pika_messages as _aio_pika_messages
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq import pika_messages as _pika_messages
-from onefold.queues._rabbitmq.consumer import DROPPED_HEADER, FRAME_MAX, REASON_HEADER, Dead, fitted
+from onefold.queues._rabbitmq.consumer import FRAME_MAX, Dead, fitted
+from onefold.queues._shared.dead_letters import DROPPED_HEADER, REASON_HEADER
 from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
 
 

@@ -25,6 +25,8 @@ def soak(*options: str) -> subprocess.CompletedProcess[str]:
     return ran
 
 
+# `make soak SHORT=1`, which CI runs, is the same.
+@pytest.mark.soak
 def test_a_broker_that_is_killed_in_the_middle_loses_nothing_and_doubles_nothing() -> None:
     ran = soak()
 

@@ -10,12 +10,24 @@ import pytest
 from celery import Celery
 
 from onefold import Guard, UsageError, current
-from onefold.queues import keys
+from onefold.queues import dramatiq, keys
 from onefold.queues._shared.consumer import Consuming
+from onefold.queues._shared.jobs.handler import DEFAULT_KEY, GuardedJob, JobCall
 from onefold.queues.babelqueue import IdempotencyStore, wrap
 from onefold.queues.celery import guarded
 from onefold.queues.keys import Message
+from onefold.queues.rq.jobs import FRAMEWORK as RQ
 from onefold.stores.memory import MemoryStore
+from tests.queues.dramatiq_tools import Hand
+
+GIVEN = {
+    "key": DEFAULT_KEY,
+    "missing_key": "never",
+    "scope": None,
+    "fingerprint": "*",
+    "record": None,
+    "policy": None,
+}
 
 # Delivers one message to the consumer of this guard, which calls back.
 Deliver = Callable[[Guard, Callable[[], None]], object]
@@ -45,7 +57,18 @@ def by_celery(guard: Guard, ran: Callable[[], None]) -> None:
         task.apply_async(headers={"idempotency-key": "k"})
 
 
-@pytest.mark.parametrize("deliver", [by_a_broker, by_babelqueue, by_its_own_store, by_celery])
+def by_dramatiq(guard: Guard, ran: Callable[[], None]) -> None:
+    hand = Hand()
+    actor = dramatiq.guarded(guard, "mail", broker=hand.broker)(ran)
+    hand.process(actor.message_with_options(idempotency_key="k"))
+
+
+def by_rq(guard: Guard, ran: Callable[[], None]) -> None:
+    job = GuardedJob(RQ, "mail", guard, "mail", ran, GIVEN)
+    assert job.deliver(JobCall("mails", "id", {"idempotency-key": "k"}, (), {})).error is None
+
+
+@pytest.mark.parametrize("deliver", [by_a_broker, by_babelqueue, by_its_own_store, by_celery, by_dramatiq, by_rq])
 def test_each_tenant_runs_a_message_once(deliver: Deliver) -> None:
     store = MemoryStore()
     ran: list[str] = []

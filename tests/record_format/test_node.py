@@ -22,7 +22,7 @@ from onefold import ClaimLost, Guard, InProgress, OutcomeUnknown, Policy, Rerun,
 from onefold.queues.babelqueue import IdempotencyStore
 from onefold.stores.base import Address, Entry
 from tests.record_format.stores import FOLDER
-from tests.support import PATIENCE, PROJECT, eventually
+from tests.support import PATIENCE, PROJECT, end_lease, eventually
 
 KEYS = 200
 THREADS = 4
@@ -78,7 +78,7 @@ class Peer:
                 pipe.close()
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=["redis", pytest.param("valkey", marks=pytest.mark.more)])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 
@@ -202,13 +202,14 @@ def test_while_python_runs_node_is_refused_or_waits_and_replays(peer: Peer, guar
 def test_node_does_not_wait_forever_for_an_answer_on_a_connection_that_it_has_lost(
     peer: Peer, guard: Guard, fails: bool, error: str
 ) -> None:
-    number = peer.begin("run", address=CHARGE, gated=True, lease=1, fails=fails)
+    number = peer.begin("run", address=CHARGE, gated=True, fails=fails)
     peer.began(number)
     peer.do("cut")
     peer.do("open", gate=number)
 
     assert peer.hear(number)["error"] == error
-    assert guard.run("charge", "pay_7f3a", lambda: "python", wait=PATIENCE).attempt == 2
+    end_lease(guard.store, AT)
+    assert guard.run("charge", "pay_7f3a", lambda: "python").attempt == 2
 
 
 def test_what_fails_on_one_side_runs_on_the_other(peer: Peer, guard: Guard) -> None:
@@ -295,12 +296,11 @@ def test_what_node_does_not_know_it_leaves_to_python(peer: Peer, guard: Guard) -
 def test_the_lease_of_a_node_that_was_killed_is_taken_over_by_python(
     peer: Peer, guard: Guard, ledger: redis.Redis
 ) -> None:
-    peer.began(peer.begin("run", address=CHARGE, gated=True, lease=1.0))
+    peer.began(peer.begin("run", address=CHARGE, gated=True))
     peer.close()
+    end_lease(guard.store, AT)
 
-    outcome = guard.run(
-        "charge", "pay_7f3a", lambda: ledger.rpush("effects", "pay_7f3a python") and "python", wait=PATIENCE
-    )
+    outcome = guard.run("charge", "pay_7f3a", lambda: ledger.rpush("effects", "pay_7f3a python") and "python")
 
     assert (outcome.value, outcome.attempt, outcome.replayed) == ("python", 2, False)
     assert effects(ledger) == ["pay_7f3a python"]

@@ -1,6 +1,7 @@
 """Decorated functions keep their signature: what type checkers say of good calls, and of wrong ones."""
 
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, assert_type
 
 from onefold import TX, AsyncGuard, Guard, Outcome
@@ -32,6 +33,22 @@ def mail(payment_id: str, to: str) -> None:
 async def charge_async(payment_id: str, amount: int = 1) -> list[Receipt]:
     return []
 
+
+@guard.scheduled("report", every="1h", keep="7d")
+def report(planned: datetime | None = None) -> Receipt:
+    return Receipt()
+
+
+@async_guard.scheduled("report", scope="shop")
+async def report_async(shop: str) -> Receipt:
+    return Receipt()
+
+
+assert_type(report(), Receipt)
+assert_type(report.outcome(planned=None), Outcome[Receipt])
+scheduled = assert_type(report_async("a"), Coroutine[Any, Any, Receipt])
+report(planned="14:00")  # type: ignore[arg-type]
+guard.scheduled("report", evry="1h")  # type: ignore[call-arg]
 
 assert_type(charge("pay_1", 4200), Receipt)
 assert_type(charge("pay_1", 4200, "usd", note="x"), Receipt)

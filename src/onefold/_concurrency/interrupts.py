@@ -30,6 +30,11 @@ T = TypeVar("T")
 # connection that stays silent this long is closed, so that a timeout around a delivery takes effect.
 CLEAN_UP_SECONDS: Final = 5.0
 
+# How long a cancelled task waits for the reply to a request that its client library cannot take back. Without that
+# reply the server may execute the request later: a claim after its own release, for example, which then stays until its
+# lease ends. Nearly every reply is there within milliseconds.
+REPLY_SECONDS: Final = 1.0
+
 # How often a sync operation is sent again after interrupts. One more Ctrl-C than that is meant seriously.
 SENT_AGAIN_MAX: Final = 3
 
@@ -122,43 +127,68 @@ async def perform_async(step: Any, context: Any, interrupt: BaseException | None
         if answered[1] is not None and _came_from_outside(answered[1], context):
             raise answered[1]
         return answered
-    cancelled = cancellations()
+    task = _current_task()
+    cancelled = 0 if task is None else task.cancelling()
     try:
         left = None if is_in_process(context.store) else _lease_left(step, context)
         sent = step.send_async(context.store)
-        reply, failure = await (sent if left is None else _in_its_lease(sent, left)), None
+        reply, failure = await (sent if left is None or task is None else _in_its_lease(sent, left, task)), None
     except Exception as error:  # noqa: BLE001 - the flow knows its meaning
         reply, failure = None, error
     except BaseException as error:
         if not _may_be_repeated(step, context):
             raise
         return await _ask_again(step, context.store, error)
-    return reply, failure, _swallowed(cancelled)
+    # Usually there is none, and asking costs less here.
+    came = task is not None and task.cancelling() > cancelled
+    return reply, failure, _swallowed(cancelled) if came else None
 
 
 def _lease_left(step: Any, context: Any) -> float | None:
     """Return how long the claims of an operation are certainly ours; None if it has none that is watched."""
     # One step, or those of a batch; a claim that is yet to be made has no lease.
-    steps = getattr(step, "steps", None) or (step,)
-    claims = [one.claim for one in steps if hasattr(one, "claim")]
+    claim = getattr(step, "claim", None)
+    claims = [claim] if claim else [one.claim for one in getattr(step, "steps", ()) if hasattr(one, "claim")]
     return context.heartbeat.left_of(claims) if claims else None
 
 
-async def _in_its_lease(sent: Awaitable[T], left: float) -> T:
-    """Await an operation on live claims, for as long as they are certainly ours.
+async def _in_its_lease(sent: Awaitable[T], left: float, task: asyncio.Task[Any]) -> T:
+    """Await an operation on live claims in this task, for as long as they are certainly ours.
 
     A silent server goes unnoticed until its connection breaks, which may take a quarter of an hour. A request that is
-    sent too late is bounded like a clean-up.
+    sent too late is bounded like a clean-up. The rules are those of `asyncio.timeout`, without a timer of its own.
     """
     import asyncio
 
+    from onefold._concurrency.deadlines import deadlines
+
+    is_over = False
+
+    def give_up() -> None:
+        nonlocal is_over
+        is_over = task.cancel()
+
+    before, bounds = task.cancelling(), deadlines()
+    bound = bounds.add(left if left > 0 else CLEAN_UP_SECONDS, give_up)
     try:
-        async with asyncio.timeout(left if left > 0 else CLEAN_UP_SECONDS) as bound:
-            return await sent
-    except TimeoutError as error:
-        if not bound.expired():
-            raise
-        raise NotAnswered("the store did not answer before the lease ended") from error
+        reply = await sent
+    except asyncio.CancelledError as error:
+        if is_over and task.uncancel() <= before:
+            raise NotAnswered("the store did not answer before the lease ended") from error
+        raise
+    except BaseException:
+        _take_back(task, is_over)
+        raise
+    finally:
+        bounds.remove(bound)
+    _take_back(task, is_over)
+    return reply
+
+
+def _take_back(task: asyncio.Task[Any], is_over: bool) -> None:  # noqa: FBT001 - one word for both ways out
+    """Take back a cancellation of ours that a client library has swallowed."""
+    if is_over:
+        task.uncancel()
 
 
 def unmasked(error: BaseException | None, before: int) -> BaseException | None:
@@ -183,14 +213,18 @@ async def heard(coroutine: Awaitable[T]) -> T:
 
 def cancellations() -> int:
     """Return how often this task was asked to cancel."""
+    task = _current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
     import asyncio
 
     try:
-        task = asyncio.current_task()
+        return asyncio.current_task()
     except RuntimeError:
         # In a child that a handler has forked: the event loop is its parent's.
-        return 0
-    return 0 if task is None else task.cancelling()
+        return None
 
 
 def _swallowed(before: int) -> BaseException | None:
@@ -298,12 +332,13 @@ def _when(interrupt: BaseException, ended: Any) -> When:
 
 
 async def in_one_piece(
-    coroutine: Coroutine[Any, Any, T], abandon: Callable[[], None], *, finish: bool
+    coroutine: Coroutine[Any, Any, T], abandon: Callable[[], object], *, finish: bool, within: float | None = None
 ) -> tuple[asyncio.Task[T], BaseException | None]:
     """Await work in its own task; return that task, and the caller's cancellation, if one came.
 
     A cancellation reaches the work once, or with `finish` not at all. If the work has not ended after CLEAN_UP_SECONDS,
-    `abandon` has to make sure, without waiting, that the work has no effect, and the task is left alone.
+    or `within` seconds, `abandon` has to make sure, without waiting, that the work has no effect, and the task is left
+    alone.
     """
     import asyncio
 
@@ -313,7 +348,7 @@ async def in_one_piece(
     except asyncio.CancelledError as cancelled:
         if not finish:
             task.cancel()
-        if not await ended(task):
+        if not await ended(task, within):
             abandon()
             leave(task)
         # Its traceback would keep the work alive, and with it a cursor, and with that an SQLite lock.
@@ -321,12 +356,12 @@ async def in_one_piece(
     return task, None
 
 
-async def ended(task: asyncio.Task[Any]) -> bool:
-    """Wait for a task despite cancellations; return False if it has not ended within CLEAN_UP_SECONDS."""
+async def ended(task: asyncio.Task[Any], within: float | None = None) -> bool:
+    """Wait for a task despite cancellations; return False if it takes longer than CLEAN_UP_SECONDS, or `within`."""
     import asyncio
 
     clock = asyncio.get_running_loop().time
-    ends = clock() + CLEAN_UP_SECONDS
+    ends = clock() + (CLEAN_UP_SECONDS if within is None else within)
     while not task.done() and (left := ends - clock()) > 0:
         try:
             await asyncio.wait({task}, timeout=left)
@@ -336,9 +371,19 @@ async def ended(task: asyncio.Task[Any]) -> bool:
     return task.done()
 
 
-async def brought_to_its_end(coroutine: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
-    """Await a clean-up that no cancellation interrupts. The cancellation propagates after it."""
-    task, cancelled = await in_one_piece(coroutine, abandon, finish=True)
+async def replied(coroutine: Coroutine[Any, Any, T], abandon: Callable[[], object] = bool) -> T:
+    """Await the reply to a request; a cancellation propagates after it, or after REPLY_SECONDS.
+
+    Then `abandon` closes the connection, unless a cancellation does that by itself.
+    """
+    return await brought_to_its_end(coroutine, abandon, within=REPLY_SECONDS)
+
+
+async def brought_to_its_end(
+    coroutine: Coroutine[Any, Any, T], abandon: Callable[[], object], *, within: float | None = None
+) -> T:
+    """Await work that no cancellation interrupts, such as a clean-up. The cancellation propagates after it."""
+    task, cancelled = await in_one_piece(coroutine, abandon, finish=True, within=within)
     if cancelled is not None:
         read(task)
         raise cancelled
@@ -363,7 +408,7 @@ def read(task: asyncio.Task[Any]) -> None:
 _left: Final[set[Any]] = set()
 
 
-async def closed_for_sure(close: Callable[[], Awaitable[None]], abandon: Callable[[], None]) -> None:
+async def closed_for_sure(close: Callable[[], Awaitable[None]], abandon: Callable[[], object]) -> None:
     """Close a connection gracefully; at once, if that fails or is cancelled."""
     try:
         await close()

@@ -27,8 +27,7 @@ class _Passing(AbstractContextManager[T], Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            with suppress(StopIteration):
-                next(self._work)
+            next(self._work, None)
             return
         try:
             self._work.throw(error)
@@ -76,9 +75,11 @@ def as_raised(error: BaseException) -> BaseException:
 def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
     """Make a context manager of a generator that yields once, and raises every error that is thrown into it."""
 
+    generator = cast("Callable[P, Generator[T, None, None]]", function)
+
     @wraps(function)
     def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
-        return _Passing(cast("Generator[T, None, None]", function(*args, **kwargs)))
+        return _Passing(generator(*args, **kwargs))
 
     return made
 
@@ -86,9 +87,11 @@ def passing(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextMa
 def passing_async(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AbstractAsyncContextManager[T]]:
     """Make an async context manager likewise."""
 
+    generator = cast("Callable[P, AsyncGenerator[T, None]]", function)
+
     @wraps(function)
     def made(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        return _PassingAsync(cast("AsyncGenerator[T, None]", function(*args, **kwargs)))
+        return _PassingAsync(generator(*args, **kwargs))
 
     return made
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -40,6 +40,8 @@ class Room:
         self.due = False
         # Whether the store tells of endings in other processes; None until it has been asked.
         self.told: bool | None = None
+        # Whether it was ever asked: then it may tell, or try to, whatever became of the question.
+        self.has_asked = False
 
     def wake(self) -> None:
         with _lock:
@@ -55,6 +57,9 @@ class Waiter:
     def __init__(self, address: Hashable, store: Any) -> None:
         # What another member of the room has found.
         self.found: Any = None
+        # The token of the record for whose end it waits, and whether it has to look by itself, at once.
+        self._token: bytes | None = None
+        self._due = False
         # Whether it is looking on behalf of the others, who do not know yet what it found.
         self._looks = False
         # Whether it is asking the store, on behalf of the others, to tell of endings.
@@ -72,6 +77,13 @@ class Waiter:
         """Make it check whether it is its turn. From any thread."""
         raise NotImplementedError
 
+    def waits_for(self, token: bytes) -> None:
+        """Note whose end it waits for. What others have found of an earlier owner is not its answer."""
+        with _lock:
+            self._token = token
+            if self.found is not None and self.found.token != token:
+                self.found = None
+
     def has_looked(self, sent: float) -> None:
         """Note that it has looked, without an end: the next look of the room is not due before its pause is over."""
         with _lock:
@@ -84,7 +96,7 @@ class Waiter:
             if self.room.told is not None:
                 return False
             # Until there is an answer, the others expect that it does: this one looks when it has the answer.
-            self.room.told = self._asks = True
+            self.room.told = self.room.has_asked = self._asks = True
             return True
 
     def is_told(self, told: bool) -> None:  # noqa: FBT001 - the store's answer
@@ -104,10 +116,10 @@ class Waiter:
             if self.found is not None:
                 return 0.0
             now, room = time.monotonic(), self.room
-            left = min(0.0 if room.due else room.looked + seconds - now, ends - now)
+            left = min(0.0 if room.due or self._due else room.looked + seconds - now, ends - now)
             if left > 0:
                 return left
-            room.due, room.looked, self._looks = False, now, True
+            room.due, room.looked, self._due, self._looks = False, now, False, True
             return 0.0
 
     def handed(self) -> Any:
@@ -117,12 +129,19 @@ class Waiter:
             return found
 
     def share(self, found: Any, *, ended: bool) -> None:
-        """Hand what it has found to the others, if it has ended: none of them has to look any more."""
+        """Hand what it has found to the others, if it has ended: none of them has to look any more.
+
+        Only to those who wait for this very record to end. Whoever has met another owner at the address looks by
+        itself: what was found may be older (forgotten since, or expired), and nobody has to know whose look came first.
+        """
         with _lock:
             self._looks = False
             others = [member for member in self.room.members if member is not self] if ended else []
             for other in others:
-                other.found = found
+                if other._token == found.token:
+                    other.found = found
+                else:
+                    other._due = True
         for other in others:
             other.notify()
 
@@ -135,10 +154,10 @@ class Waiter:
             if self._asks:
                 room.told = None
             self._looks = self._asks = False
-            was_told = not room.members and _close(room)
+            is_silent = not room.members and _close(room)
         if passes_on:
             room.wake()
-        if was_told:
+        if is_silent:
             _unlisten(room)
 
 
@@ -207,6 +226,17 @@ def wake(address: Hashable) -> None:
         _unlisten(room)
 
 
+@contextmanager
+def acquired(lock: threading.Lock, seconds: float) -> Iterator[None]:
+    """Hold a lock that another may hold for long. Raise `TimeoutError` if it is not free in time."""
+    if not lock.acquire(timeout=seconds):
+        raise TimeoutError("somebody else has been connecting for too long")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def nobody_tells(address: Hashable) -> None:
     """Wake those who wait for this address, of whose end their stores do not tell any more. They may ask again."""
     with _lock:
@@ -223,14 +253,22 @@ def _close(room: Room) -> bool:
     rooms.remove(room)
     if not rooms:
         del ROOMS[room.address]
-    return bool(room.told)
+    return room.has_asked
 
 
 def _unlisten(room: Room) -> None:
     # Somebody may have entered a new room meanwhile.
-    if room.address not in ROOMS:
+    if not _is_awaited(room):
         with suppress(Exception):
             room.store.unlisten(room.address)
+        if _is_awaited(room):
+            nobody_tells(room.address)
+
+
+def _is_awaited(room: Room) -> bool:
+    """Return whether somebody waits for the record of this room, in its store."""
+    with _lock:
+        return any(other.store is room.store for other in ROOMS.get(room.address, ()))
 
 
 def _begin_anew() -> None:

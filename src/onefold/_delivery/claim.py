@@ -22,7 +22,7 @@ from onefold._model import Done, Entry, Gone, NotDone, Outcome, ProbeAnswer, Rec
 from onefold._model.notes import with_one_more
 from onefold._model.remarks import bypassing, latest_of, without_error_text
 from onefold.errors import Held, InProgress, KeyReused, StoreUnavailable
-from onefold.events import Kind
+from onefold.events import LISTENERS, Kind
 
 # The members that almost every delivery uses: on Python 3.11 accessing an enum's members is slow.
 RUN: Final = Then.RUN
@@ -46,14 +46,15 @@ NOT_COUNTED: Final = (
 )
 
 
-def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[Outcome[Any]]:
+def deliver(  # noqa: C901 - the straight path is written out
+    delivery: Delivery, won: tuple[Entry, Then] | None = None
+) -> Flow[Outcome[Any]]:
     """Claim mode: one round trip before the handler, one after. `won` is a claim that is already ours.
 
     Almost every delivery finds the address free, or done: both are written out here, because each generator in between
     costs as much as a look into a dictionary.
     """
     down: StoreUnavailable | None = None
-    entry: Entry | Outcome[Any]
     try:
         if won is None:
             entry, then = _decide.new_entry(delivery.request, delivery.policy, delivery.mint()), RUN
@@ -71,28 +72,32 @@ def deliver(delivery: Delivery, won: tuple[Entry, Then] | None = None) -> Flow[O
                     and _decide.decide(found, delivery.request, policy) is REPLAY
                 ):
                     return answer_done(delivery, found)
-                entry, then = yield from _contend(delivery, entry, found)
+                settled, then = yield from _contend(delivery, entry, found)
+                if isinstance(settled, Outcome):
+                    return settled
+                entry = settled
         else:
             entry, then = won
     except StoreUnavailable as error:
         down = error
     if down is not None:
         return (yield from without_store(delivery, down))
-    if isinstance(entry, Outcome):
-        return entry
-    if (yield Watching((entry.as_claim(),))) <= 0:
+    claim = entry.as_claim()
+    if (yield Watching((claim,))) <= 0:
         # A long pause after the claim: another may own it by now, so this handler must not start any more.
         late = InProgress.about(delivery.request.address, retry_after=RETRY_AFTER)
         if then is not ASK:
             yield from give_back(delivery, entry, Ended(error=late, started=False))
         raise refused(delivery, late)
     if then is ASK:
-        entry = yield from ask_first(delivery, entry)
-        if isinstance(entry, Outcome):
-            return entry
-    delivery.tell(STARTED, delivery.request.address, entry.attempt)
+        asked = yield from ask_first(delivery, entry)
+        if isinstance(asked, Outcome):
+            return asked
+        entry = asked
+    if delivery.tell.own or LISTENERS:
+        delivery.tell(STARTED, delivery.request.address, entry.attempt)
     ended: Ended = yield Running(delivery.call, entry, cancel_when_lost=delivery.policy.cancel_when_lost)
-    return (yield from close(delivery, entry, ended))
+    return (yield from close(delivery, entry, ended, claim))
 
 
 def win(delivery: Delivery, *, unstarted: bool = False) -> Flow[tuple[Entry | Outcome[Any], Then]]:
@@ -187,7 +192,9 @@ def _written(delivery: Delivery, entry: Entry, then: Then) -> Entry | Outcome[An
     if then is Then.SKIP:
         delivery.tell(Kind.SKIPPED, address, entry.attempt)
         why = latest_of(entry.remark)
-        return Outcome(kept=not_kept(delivery), replayed=True, attempt=entry.attempt, omitted=True, remark=why)
+        return Outcome(
+            kept=not_kept(address, delivery.returns), replayed=True, attempt=entry.attempt, omitted=True, remark=why
+        )
     if then is Then.TAKE_OVER:
         delivery.tell(Kind.TAKEN_OVER, address, entry.attempt)
     elif then is Then.RUN_AGAIN:
@@ -225,7 +232,9 @@ def answer_done(delivery: Delivery, found: Record, waited: float = 0.0) -> Outco
     if waited:
         delivery.tell(Kind.WAITED, delivery.request.address, found.attempt)
     # Only a record with notes can hold an outcome that a bypass has found.
-    return replay(delivery, found if found.notes is None else earlier_ending.finished(found) or found)
+    if found.notes is not None:
+        found = earlier_ending.finished(found) or found
+    return replay(found, delivery.request.address, delivery.returns, delivery.codec, delivery.tell)
 
 
 def answer_and_count(delivery: Delivery, found: Record, then: Then, waited: float = 0.0) -> Flow[Outcome[Any] | None]:

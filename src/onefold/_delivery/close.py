@@ -42,7 +42,7 @@ from onefold._delivery.work import (
 from onefold._model import Claim, Done, Ending, Entry, NotDone, Outcome, ProbeAnswer, Record, State
 from onefold._model.notes import with_noted
 from onefold.errors import ClaimLost
-from onefold.events import Kind, Teller
+from onefold.events import LISTENERS, Kind, Teller
 
 # The members that almost every delivery uses: on Python 3.11 accessing an enum's members is slow.
 FINISH: Final = Then.FINISH
@@ -57,10 +57,13 @@ FINISH_PAUSE_MAX: Final = 1.0
 RESTORE_ROUNDS_MAX: Final = 8
 
 
-def close(delivery: Delivery, entry: Entry, ended: Ended) -> Flow[Outcome[Any]]:
-    """Close the record according to how the handler ended; its error is raised unchanged."""
+def close(delivery: Delivery, entry: Entry, ended: Ended, claim: Claim | None = None) -> Flow[Outcome[Any]]:
+    """Close the record according to how the handler ended; its error is raised unchanged.
+
+    `claim` is that of the entry, for whoever has it.
+    """
     if ended.error is None and ended.steps is NONE_LEFT:
-        return close_done(delivery, entry, ended)
+        return close_done(delivery, entry, ended, claim=claim)
     then = _decide.after(ended.error, delivery.policy, ended.steps) if ended.started else Then.RELEASE
     tell_steps_left(delivery, ended.error, ended.steps)
     if then is FINISH:
@@ -85,12 +88,19 @@ def _close_bypass(delivery: Delivery, entry: Entry, ended: Ended, then: Then) ->
 
 
 def close_done(
-    delivery: Delivery, entry: Entry, ended: Ended, *, replayed: bool = False, probed: bool = False
+    delivery: Delivery,
+    entry: Entry,
+    ended: Ended,
+    *,
+    claim: Claim | None = None,
+    replayed: bool = False,
+    probed: bool = False,
 ) -> Flow[Outcome[Any]]:
     """Store the result of a run that happened, as the handler or the probe says; report a lost claim."""
     struck: list[BaseException] = []
     ending = done_ending(delivery, ended.value, entry.attempt, struck, noted=ended.noted, probed=probed)
-    claim = entry.as_claim()
+    if claim is None:
+        claim = entry.as_claim()
     step = Finishing(claim, with_history(ending, entry) if entry.remark else ending)
     kept: bool | Exception
     try:
@@ -104,10 +114,10 @@ def close_done(
     if kept is False:
         delivery.tell(Kind.LOST, entry.address, entry.attempt)
         raise ClaimLost.about(entry.address, value=ended.value)
-    if kept is True:
-        delivery.tell(FINISHED, entry.address, entry.attempt)
-    else:
+    if kept is not True:
         tell_not_recorded(delivery, entry.attempt)
+    elif delivery.tell.own or LISTENERS:
+        delivery.tell(FINISHED, entry.address, entry.attempt)
     if struck:
         raise struck[0]
     return Outcome(kept=ended.value, replayed=replayed, attempt=entry.attempt, recorded=kept is True)

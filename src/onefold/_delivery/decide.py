@@ -20,6 +20,7 @@ from onefold._fingerprint import Compared, compare
 from onefold._model import (
     DeliveryRequest,
     Done,
+    DoneRecord,
     Entry,
     NotDone,
     ProbeAnswer,
@@ -156,6 +157,7 @@ def _settled() -> Iterator[tuple[State, Then]]:
 
 # Almost every record that is found is done: its row is looked up at once.
 _WITHOUT_BYPASS: Final = dict(_settled())
+_DONE_REPLAYS: Final = _WITHOUT_BYPASS.get(State.DONE) is Then.REPLAY
 
 
 def decide(found: Record, request: DeliveryRequest, policy: Policy) -> Then:
@@ -170,6 +172,16 @@ def decide(found: Record, request: DeliveryRequest, policy: Policy) -> Then:
         if row.holds(found, request, policy):
             return row.then
     raise AssertionError(f"no row for {found.state}: the last one of each state always holds")
+
+
+def replays(found: DoneRecord, request: DeliveryRequest) -> bool:
+    """Return whether a record that is done, and without notes, is certainly replayed, as `decide` says.
+
+    For a store that finds such a record without waiting. Everything else is left to the flow.
+    """
+    if request.bypass or not _DONE_REPLAYS:
+        return False
+    return found.fingerprint == request.fingerprint or compare(found.fingerprint, request.fingerprint) is Compared.EQUAL
 
 
 def reused(found: bytes | None, request: bytes | None) -> bool:
@@ -362,7 +374,7 @@ def error_text(error: BaseException | None, policy: Policy) -> str:
 
 def ttl_running(policy: Policy) -> float:
     """Return how long a running record is kept. One that may become held must not disappear before."""
-    if policy.after_crash in ("rerun", "skip") and math.isinf(policy.rerun_within):
+    if policy.rerun_within == math.inf and policy.after_crash in ("rerun", "skip"):
         return policy.lease + policy.keep
     return math.inf
 

@@ -47,7 +47,6 @@ from onefold._delivery.steps import (
     Pausing,
     Running,
     Step,
-    StoreStep,
     Took,
     Unwatching,
     Waiting,
@@ -104,7 +103,7 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loo
         while ran is None or forks.generation == generation:
             step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
-            if isinstance(step, StoreStep):
+            if step.is_sent:
                 if step.counts:
                     sent = time.monotonic()
                 reply = None
@@ -115,10 +114,10 @@ def drive(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C901 - one loo
                     if failure is None and stop is None:
                         raise
                     interrupt, stop = interrupt or stop, None
-            elif isinstance(step, Running):
+            elif type(step) is Running:
                 reply = ran = Ended(error=interrupt, started=False) if interrupt else _run(step, context, seat)
                 interrupt = interrupt or ran.interrupt
-            elif isinstance(step, Watching):
+            elif type(step) is Watching:
                 watched.extend(step.claims)
                 reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
@@ -174,17 +173,17 @@ async def drive_async(flow: Flow[T], context: SupportsDriving) -> T:  # noqa: C9
         while ran is None or forks.generation == generation:
             step = flow.send(reply) if failure is None else flow.throw(as_answer(failure))
             failure = None
-            if isinstance(step, StoreStep):
+            if step.is_sent:
                 sent = time.monotonic() if step.counts else sent
                 reply = None
                 reply, failure, stop = await perform_async(step, context, interrupt)
                 interrupt, stop = interrupt or stop, None
-            elif isinstance(step, Running):
+            elif type(step) is Running:
                 reply = ran = (
                     Ended(error=interrupt, started=False) if interrupt else await _run_async(step, context, seat)
                 )
                 interrupt = interrupt or ran.interrupt
-            elif isinstance(step, Watching):
+            elif type(step) is Watching:
                 watched.extend(step.claims)
                 reply = context.heartbeat.watch(step.claims, sent)
             elif isinstance(step, Pausing):
@@ -236,7 +235,11 @@ def _run(step: Running, context: SupportsDriving, seat: Seat) -> Ended:
             value = step.call(current) if step.probing else step.call()
         except BaseException as error:  # noqa: BLE001 - the user's own error, passed on unchanged
             return _raised(error, context.leave(current))
-        return _returned(step, value, context.leave(current))
+        left = context.leave(current)
+        if value is not None and isinstance(value, SUSPENDED):
+            return _returned(step, value, left)
+        # As `_returned` does, without calling it.
+        return Ended(value, None, left[0], True, left[1], left[2])
     except BaseException as error:  # noqa: BLE001 - an interrupt on the way in or out
         return _interrupted(step, value, error, context.put_back(around, current), started=started)
 

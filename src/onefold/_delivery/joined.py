@@ -195,15 +195,20 @@ def _attempt_by_row(delivery: Delivery, blamed: list[BaseException]) -> Flow[Out
 
 
 def insert(
-    delivery: Delivery, ours: dict[bytes, Outcome[Any]] | None = None, replaced: list[Record] | None = None
+    delivery: Delivery,
+    ours: dict[bytes, Outcome[Any]] | None = None,
+    replaced: list[Record] | None = None,
+    entry: Entry | None = None,
 ) -> Flow[Entry | Outcome[Any]]:
     """Write the record as done at once, or answer from the existing one; `ours` are those of earlier transactions.
 
-    The record that it replaced is appended to `replaced`.
+    The record that it replaced is appended to `replaced`. `entry` is the record to write, if it was made already.
     """
-    request, policy, token = delivery.request, delivery.policy, delivery.mint()
+    request, policy = delivery.request, delivery.policy
     replacing: Record | None = None
-    entry = _decide.done_at_once(request, policy, token)
+    if entry is None:
+        entry = _decide.done_at_once(request, policy, delivery.mint())
+    token = entry.token
     for _ in range(ROUNDS_MAX):
         found: Record | Gone | None = yield Claiming(entry, replacing)
         if found is None:

@@ -18,10 +18,14 @@ from onefold._model import Address, Claim, Close, Ending, Entry, Record, Release
 class Step(msgspec.Struct, frozen=True, gc=False):
     """A request of a flow to its driver."""
 
+    # Whether it is a `StoreStep`. For the drivers: `isinstance` takes four times as long as an attribute.
+    is_sent: ClassVar[bool] = False
+
 
 class StoreStep(Step, frozen=True):
     """A step that one operation of the store performs."""
 
+    is_sent = True
     # Whether a lease may be counted from the time at which it was sent.
     counts: ClassVar[bool] = True
     # The meaning of an interrupt for it (`_concurrency.interrupts`): whether it must not be sent twice, whether it is

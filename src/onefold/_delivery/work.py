@@ -11,13 +11,13 @@ from onefold._checks import with_article
 from onefold._concurrency.users_errors import add_note, text_of
 from onefold._delivery import decide as _decide
 from onefold._delivery.handler_steps.left import StepsLeft, warning
-from onefold._model import DeliveryRequest, Ending, Entry, NotKept, Outcome, Record, State
+from onefold._model import Address, DeliveryRequest, DoneRecord, Ending, Entry, NotKept, Outcome, Record, State
 from onefold._model.notes import with_noted
 from onefold._model.policy import Policy
-from onefold._model.remarks import earlier_in
+from onefold._model.remarks import earlier_in, latest_of
 from onefold.codecs import Codec, Unreadable, Unstorable, type_name
 from onefold.errors import OnefoldError, RememberedFailure, ResultUnreadable
-from onefold.events import Kind, Teller
+from onefold.events import LISTENERS, Kind, Teller
 
 # On Python 3.11 accessing an enum's members is slow.
 DONE: Final = State.DONE
@@ -77,28 +77,27 @@ def refused(delivery: Delivery, error: OnefoldError) -> OnefoldError:
     return error
 
 
-def not_kept(delivery: Delivery) -> NotKept | None:
+def not_kept(address: Address, returns: Any) -> NotKept | None:
     """Return the placeholder for a result that was not kept; nothing is missing if the handler returns None."""
-    return None if delivery.returns is type(None) else NotKept(delivery.request.address)
+    return None if returns is type(None) else NotKept(address)
 
 
-def replay(delivery: Delivery, found: Record) -> Outcome[Any]:
+def replay(found: DoneRecord, address: Address, returns: Any, codec: Codec, tell: Teller) -> Outcome[Any]:
     """Return the stored result as an outcome. Raises `ResultUnreadable` if it does not fit today's type."""
-    kept = not_kept(delivery) if found.omitted else None
+    kept = not_kept(address, returns) if found.omitted else None
     if found.result is not None:
         try:
-            kept = delivery.codec.decode(found.result, delivery.returns)
+            kept = codec.decode(found.result, returns)
         except Unreadable as error:
-            raise ResultUnreadable.about(
-                delivery.request.address, expected=type_name(delivery.returns), problem=str(error)
-            ) from error
-    delivery.tell(REPLAYED, delivery.request.address, found.attempt)
+            raise ResultUnreadable.about(address, expected=type_name(returns), problem=str(error)) from error
+    if tell.own or LISTENERS:
+        tell(REPLAYED, address, found.attempt)
     return Outcome(
         kept=kept,
         replayed=True,
         attempt=found.attempt,
         omitted=found.omitted,
-        remark=found.remark and found.latest_remark,
+        remark=found.remark and latest_of(found.remark),
     )
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import enum
 from binascii import crc32
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Final, NamedTuple
 
-from onefold._fingerprint.canonical import encode, encode_each
+from onefold._fingerprint.canonical import LEAVES, REFUSALS, encode, encode_each, encode_plain
 
 # The first byte: the version of the form. Forms of earlier and later versions are not compared with it.
 WHOLE: Final = b"\x02"
@@ -34,10 +34,11 @@ PARTS_MAX: Final = 20
 
 
 class Recipe(NamedTuple):
-    """How a fingerprint is made: its prefix, and what packs the digests of its parts."""
+    """How a fingerprint is made: its prefix, and what puts prefix and digests together."""
 
     start: bytes
-    parts: Struct = Struct("")
+    # Takes the prefix, the digest of all, of which it keeps DIGEST_SIZE bytes, and the digests of the parts.
+    pack: Callable[..., bytes] = Struct("").pack
 
 
 class Compared(enum.Enum):
@@ -61,7 +62,8 @@ def recipe_of_parts(names: Sequence[str]) -> Recipe:
     """Return the recipe for named arguments."""
     kept = names[:PARTS_MAX]
     head = IN_PARTS + _digest("\0".join(names))[: HEAD_SIZE - 1]
-    return Recipe(head + b"".join(_digest(name)[:NAME_SIZE] for name in kept), Struct(f">{len(kept)}H"))
+    start = head + b"".join(_digest(name)[:NAME_SIZE] for name in kept)
+    return Recipe(start, Struct(f">{len(start)}s{DIGEST_SIZE}s{len(kept)}H").pack)
 
 
 def of_whole(recipe: Recipe, address: tuple[str, str, str], payload: object) -> bytes:
@@ -71,14 +73,19 @@ def of_whole(recipe: Recipe, address: tuple[str, str, str], payload: object) -> 
 
 def of_parts(recipe: Recipe, address: tuple[str, str, str], values: Sequence[object]) -> bytes:
     """Return the fingerprint of arguments, in the order of the recipe's names."""
-    forms = encode_each(values)
     salt = "\0".join(address).encode()
-    whole = sha256(salt + b"".join(forms)).digest()[:DIGEST_SIZE]
     seed = crc32(salt)
-    if len(forms) == 1:
-        # Without a list: one argument besides the key is common.
-        return recipe.start + whole + recipe.parts.pack(crc32(forms[0], seed) & 0xFFFF)
-    return recipe.start + whole + recipe.parts.pack(*[crc32(form, seed) & 0xFFFF for form in forms[:PARTS_MAX]])
+    if len(values) == 1:
+        # One argument besides the key is common, and most are leaves: without a list, and without `encode`.
+        value = values[0]
+        try:
+            form = encode_plain(value) if type(value) in LEAVES else encode(value)
+        except REFUSALS:
+            form = encode(value)
+        return recipe.pack(recipe.start, sha256(salt + form).digest(), crc32(form, seed) & 0xFFFF)
+    forms = encode_each(values)
+    parts = [crc32(form, seed) & 0xFFFF for form in forms[:PARTS_MAX]]
+    return recipe.pack(recipe.start, sha256(salt + b"".join(forms)).digest(), *parts)
 
 
 def compare(found: bytes | None, wanted: bytes | None) -> Compared:

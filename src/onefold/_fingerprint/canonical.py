@@ -36,14 +36,15 @@ TEXT: Final = 2
 # The errors of msgspec for plain data: large numbers, surrogates, keys that are not text; and a nearly full stack.
 REFUSALS: Final = (OverflowError, ValueError, TypeError, RecursionError)
 
-_fast: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+# For plain data only: see `are_plain`.
+encode_plain: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def encode(value: object) -> bytes:
     """Return the canonical form. Raises `TypeError` for a value without one, `ValueError` for one nested too deeply."""
     try:
         if type(value) in LEAVES or are_plain((value,)):
-            return _fast(value)
+            return encode_plain(value)
     except REFUSALS:
         pass
     return _encode_by_steps(value)
@@ -53,7 +54,7 @@ def encode_each(values: Sequence[object]) -> list[bytes]:
     """Return the canonical form of each value."""
     try:
         if LEAVES.issuperset(map(type, values)) or are_plain(values):
-            return list(map(_fast, values))
+            return list(map(encode_plain, values))
     except REFUSALS:
         pass
     return [encode(value) for value in values]
@@ -141,12 +142,12 @@ def _opened(value: Any) -> bytes | Parts:
 
 def _leaf(value: Any) -> bytes:
     try:
-        return _fast(value)
+        return encode_plain(value)
     except OverflowError:
         size = value.bit_length() // 8 + 1
-        return _fast(Ext(WHOLE_NUMBER, value.to_bytes(size, signed=True)))
+        return encode_plain(Ext(WHOLE_NUMBER, value.to_bytes(size, signed=True)))
     except UnicodeEncodeError:
-        return _fast(Ext(TEXT, value.encode("utf-8", "surrogatepass")))
+        return encode_plain(Ext(TEXT, value.encode("utf-8", "surrogatepass")))
 
 
 def _array(written: list[bytes]) -> bytes:

@@ -10,6 +10,7 @@ from onefold._delivery.steps import Running
 from onefold._handlers.nested import Nest
 from onefold._heartbeat.async_guards import AsyncHeartbeat
 from onefold._heartbeat.sync_guards import Heartbeat
+from onefold._model import Address, DoneRecord
 from onefold.codecs import Codec
 from onefold.current import Current, around, enter, leave, put_back, transaction_around
 from onefold.events import Teller
@@ -29,8 +30,11 @@ class DeliveryContext:
         heartbeat: Heartbeat | AsyncHeartbeat | None = None,
         home: object = None,
         transaction: Any = None,
+        find_done: Callable[[Address], DoneRecord | None] | None = None,
     ) -> None:
         self.store = store
+        # Finds a record that is done without waiting, before a flow is started; None if the store cannot.
+        self.find_done = find_done
         # None inside a transaction: there is no claim to keep alive.
         self.heartbeat = heartbeat
         self.joined = heartbeat is None

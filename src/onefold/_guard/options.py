@@ -46,7 +46,16 @@ VARIANTS_MAX: Final = 256
 # How many checked names of operations are remembered: a program has a few, unless it makes them up.
 OPERATIONS_MAX: Final = 1024
 
-mint: Callable[[], bytes] = functools.partial(os.urandom, TOKEN_BYTES)
+
+class Mint(functools.partial[bytes]):
+    """Draws tokens: one at each call, or those of a batch at once. None is kept for later: a fork would copy it."""
+
+    def many(self, count: int) -> list[bytes]:
+        drawn = os.urandom(TOKEN_BYTES * count)
+        return [drawn[start : start + TOKEN_BYTES] for start in range(0, len(drawn), TOKEN_BYTES)]
+
+
+mint: Final = Mint(os.urandom, TOKEN_BYTES)
 
 
 def with_parentheses(method: F) -> F:
@@ -159,7 +168,7 @@ class Options:
             address = keys.address(operation, key, self._scoped(scope))
             self._remember(operation)
         if isinstance(bypass, str):
-            check_name_of_bypass(bypass)
+            named_bypass(bypass)
         if payload is None:
             return DeliveryRequest(address, None, bypass)
         try:
@@ -314,13 +323,14 @@ def _unreadable(function: Callable[..., Any], error: NameError) -> UsageError:
     )
 
 
-def check_name_of_bypass(name: str) -> None:
-    """Refuse a name that a person could not read in the record's history, or that would fill it."""
+def named_bypass(name: str) -> str:
+    """Return the name. Refuse one that a person could not read in the record's history, or that would fill it."""
     if not name.strip() or not name.isprintable() or len(name) > NAME_MAX:
         raise UsageError(
             f"bypass= takes True, or a name of 1 to {NAME_MAX} printable characters, such as a ticket's number. "
             "Nothing ran"
         )
+    return name
 
 
 def moment() -> str:

@@ -107,7 +107,7 @@ class GuardedFunction:
             return lambda: function(*args, **kwargs, tx=transaction.tx)
         return lambda: function(*args[:at], transaction.tx, *args[at:], **kwargs)
 
-    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool) -> DeliveryRequest:
+    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, bypass: bool | str) -> DeliveryRequest:
         """Return the request of a call: its scope and key, checked, and the fingerprint of its payload."""
         bound = args if len(args) == self._all_by_position and not kwargs else self._bind(args, kwargs)
         scope = self._scope_of(bound, args, kwargs) if self._one_scope is None else self._one_scope
@@ -118,10 +118,11 @@ class GuardedFunction:
                 key = keys.checked_key(self._joined_key(bound) if self._key_at is None else bound[self._key_at])
             except MissingKey as error:
                 raise self._without_key(error) from None
-        address = Address(scope, self.operation, key)
+        operation = self.operation
+        address = Address(scope, operation, key)
         if self._no_payload:
             return DeliveryRequest(address, None, bypass)
-        parts = (scope, self.operation, key)
+        parts = (scope, operation, key)
         if self._payload is not None:
             return DeliveryRequest(address, self._computed(parts, self._payload(*args, **kwargs)), bypass)
         try:

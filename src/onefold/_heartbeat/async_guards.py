@@ -50,6 +50,8 @@ class AsyncHeartbeat:
     def reset(self) -> None:
         """Start over in a forked child, where the parent's loop does not run and its claims are not ours."""
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBeats] = weakref.WeakKeyDictionary()
+        # The loop that was looked up last, and its beats: usually there is one.
+        self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], LoopBeats] | None = None
 
     def watch(self, claims: Sequence[Claim], sent: float) -> float:
         """Keep these claims alive from now on; return how long all of them are certainly still ours."""
@@ -108,11 +110,14 @@ class AsyncHeartbeat:
         self.reset()
 
     def _here(self) -> LoopBeats:
-        loop = self._running_loop()
+        loop, last = self._running_loop(), self._last
+        if last is not None and last[0]() is loop:
+            return last[1]
         here = self._loops.get(loop)
         if here is None:
             self._forget_closed()
             here = self._loops[loop] = LoopBeats()
+        self._last = weakref.ref(loop), here
         return here
 
     def _forget_closed(self) -> None:

@@ -10,7 +10,7 @@ import enum
 import hashlib
 import math
 import uuid
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -245,6 +245,21 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         The owner is refused from then on, and two workers that move the same record write the same one.
         """
         return self.as_entry(hashlib.sha256(b"moved" + self.token).digest()[:TOKEN_BYTES])
+
+
+class DoneRecord(Protocol):
+    """What a replay needs of a record that is done. Its state, lease and expiry are known."""
+
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def fingerprint(self) -> bytes | None: ...
+    @property
+    def result(self) -> bytes | None: ...
+    @property
+    def omitted(self) -> bool: ...
+    @property
+    def remark(self) -> str: ...
 
 
 # The fields that an entry and a record have in common.

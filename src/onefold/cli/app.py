@@ -23,6 +23,7 @@ from onefold.cli.commands.forget import forget
 from onefold.cli.commands.import_table import import_table
 from onefold.cli.commands.lint import lint
 from onefold.cli.commands.purge import purge
+from onefold.cli.commands.redrive import redrive
 from onefold.cli.commands.resolve import resolve
 from onefold.cli.commands.schema import schema
 from onefold.cli.commands.size import size_command
@@ -131,6 +132,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "forget": Command(forget, Tables.NEEDS, "onefold forget pay_7f3a --operation charge"),
     "erase": Command(
         erase, Tables.NEEDS, "onefold erase --store postgresql://localhost/shop --scope tenant-42 --dry-run"
+    ),
+    "redrive": Command(
+        redrive, Tables.NEEDS, "onefold redrive --broker amqp://localhost --dead-letters refunds.dead --send"
     ),
     "stats": Command(stats, Tables.NEEDS, "onefold stats --store sqlite:///onefold.db"),
     "report": Command(

@@ -20,7 +20,10 @@ Meaning = Callable[[Any], Any]
 # Sources of a key that its sender creates and keeps across retries.
 NAMED_SOURCES: Final = ("header", "field", "argument")
 # The position of a message, which another delivery of the same intent does not share.
-POSITIONS: Final = ("offset", "partition_offset", "position", "delivery_tag", "receipt_handle", "job_id", "task_id")
+POSITIONS: Final = (
+    *("offset", "partition_offset", "position", "delivery_tag", "receipt_handle", "sqs_message_id"),
+    *("job_id", "task_id"),
+)
 # The content of a message, which two different intents may share.
 CONTENTS: Final = ("content_hash", "body_hash", "payload_hash", "hash")
 

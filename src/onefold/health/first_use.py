@@ -77,4 +77,4 @@ _uses: WeakKeyDictionary[Any, FirstUse] = WeakKeyDictionary()
 
 def first_use_of(guard: Any) -> FirstUse:
     """Return the instance that all adapters of a guard share."""
-    return _uses.setdefault(guard, FirstUse())
+    return _uses.get(guard) or _uses.setdefault(guard, FirstUse())

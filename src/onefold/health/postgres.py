@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from onefold.durations import as_text
 from onefold.health import sql
 from onefold.health.report import Check, counted, green, red, unknown, untold, yellow
 from onefold.stores.base import Untold
@@ -19,6 +20,11 @@ DEAD_ROWS_MANY: Final = 10_000
 # The columns of the primary key, without which a duplicate would run.
 ADDRESS: Final = ("scope", "operation", "key")
 
+# So many sealed partitions take longer to look into than to delete from; a few more, and no other is sealed.
+SEALED_MANY: Final = 35
+# The current partition is sealed by the first purge after its period; a night without a delivery is no reason to worry.
+PERIODS_LATE: Final = 2.0
+
 # Settings under which a confirmed commit is on this server's disk.
 ON_DISK: Final = ("on", "local", "remote_write", "remote_apply")
 
@@ -32,6 +38,8 @@ def judge(facts: Facts) -> list[Check]:
         checks.insert(2, replication(facts))
     if sql.has_tables(facts):
         checks += [sql.indexes(facts), uniqueness(facts), dead_rows(facts), sql.purge_lag(facts), sql.size(facts)]
+        if facts.get("partitions_wanted") or facts.get("current_partition_age") is not None:
+            checks.append(partitions(facts))
     return checks
 
 
@@ -39,7 +47,11 @@ def hindrance(facts: Facts) -> str | None:
     """Return why the store is not tried out; None if it is."""
     if facts["in_recovery"] is True:
         return "it is a replica"
-    return "its commit would wait for ever" if waits_for_nobody(facts) else sql.hindrance(facts)
+    if waits_for_nobody(facts):
+        return "its commit would wait for ever"
+    if sql.has_tables(facts) and lacks_partitions(facts) and facts["auto_schema"]:
+        return "its table has no partitions yet, and the doctor does not change it"
+    return sql.hindrance(facts)
 
 
 def role(facts: Facts) -> Check:
@@ -152,9 +164,58 @@ def uniqueness(facts: Facts) -> Check:
             f"{there}, not ({', '.join(ADDRESS)}): one key could have two records, and every claim is refused",
             "Partition by hash of (scope, operation, key), never by a time: docs/stores/postgres.md",
         )
+    if facts["has_sealed"] is True and facts["current_partition_age"] is None:
+        return red(
+            name,
+            "there are sealed partitions, and no trigger on the table: a key whose record is in one of them runs again",
+            f"{sql.APPLY}, with partitions= in the URL",
+        )
     parts = facts["partitions"]
     split = f", in {counted(parts, 'partition')}" if isinstance(parts, int) and parts else ""
     return green(name, f"one record for each scope, operation and key{split}")
+
+
+def partitions(facts: Facts) -> Check:
+    """Judge the partitions of `?partitions=`: whether the current one is sealed in time, and others are dropped."""
+    name, age, sealed = "partitions", facts["current_partition_age"], facts["partitions"]
+    wanted: tuple[str, float] | None = facts.get("partitions_wanted")
+    if refused := untold(name, age, sealed):
+        return refused
+    if age is None and facts["auto_schema"]:
+        return yellow(
+            name,
+            "the URL says partitions=, and the table has none yet: the first delivery makes it the first partition",
+            f"{sql.APPLY}, at a quiet time: docs/stores/postgres.md",
+        )
+    if age is None:
+        return red(
+            name,
+            "the URL says partitions=, the table has none, and auto_schema=no: every delivery is refused",
+            f"{sql.APPLY}, with partitions= in the URL",
+        )
+    text = f"{counted(sealed, 'sealed partition')}, and the current one is {as_text(round(float(age)))} old"
+    if wanted is None:
+        return green(name, f"{text}. A store whose URL does not say partitions= seals and drops none")
+    if sealed >= SEALED_MANY:
+        return yellow(
+            name,
+            f"{text}: each claim looks into all of them",
+            "Choose a longer period (partitions=week), or keep what lives longest in a store of its own",
+        )
+    if age > PERIODS_LATE * wanted[1]:
+        return yellow(
+            name,
+            f"{text}, not sealed after a {wanted[0]}: no owner of the table purges, a transaction is always open, or "
+            "a view, say, is in the way",
+            "Run `onefold purge --store URL --every 60s` as the owner of the table: it says what is in the way. Look "
+            "for long transactions",
+        )
+    return green(name, text)
+
+
+def lacks_partitions(facts: Facts) -> bool:
+    """Return whether the URL says partitions= of a table that is not partitioned."""
+    return bool(facts.get("partitions_wanted")) and facts["current_partition_age"] is None
 
 
 def dead_rows(facts: Facts) -> Check:

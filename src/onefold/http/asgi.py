@@ -9,7 +9,7 @@ Websockets are not touched.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from typing import Unpack
 
 from onefold import AsyncGuard, Guard, OnefoldError, UsageError
@@ -78,8 +78,9 @@ class IdempotencyMiddleware:
         if self._is_closed:
             # An application may have several lifespans, one after another, and requests outside them, as in tests.
             self._open()
-        with ExitStack() as closes:
-            body = closes.enter_context(closing(body_for(request)))
+        body = body_for(request)
+        captured: CapturedResponse | None = None
+        try:
             try:
                 if not await read_body(receive, body):
                     return
@@ -91,18 +92,21 @@ class IdempotencyMiddleware:
                 await self.app(scope, reading_again(body, receive), send)
                 return
             captured = CapturedResponse(self.app, request, body, receive, send, self.exchange)
-            closes.callback(captured.let_go)
-            kept = closes.pop_all()
-        await self._background.to_its_end(self._guarded(guard_request, captured, kept), captured)
+        finally:
+            if captured is None:
+                body.close()
+        await self._background.to_its_end(self._guarded(guard_request, captured), captured, body.close)
 
-    async def _guarded(self, guard_request: GuardRequest, captured: CapturedResponse, kept: ExitStack) -> None:
-        with kept:
+    async def _guarded(self, guard_request: GuardRequest, captured: CapturedResponse) -> None:
+        try:
             try:
                 ended: Ended = await deliver_async(self.guard, guard_request, captured.settled, self._policy)
             except (NotFinal, OnefoldError) as error:
                 ended = error
             # Not inside our `except`: the application's exception would carry ours in its traceback.
             await captured.conclude(ended)
+        finally:
+            captured.let_go()
 
     def _checking(self, send: Send) -> Send:
         """Check the store once the application has started, which may be what creates it."""

@@ -12,7 +12,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from typing import Any, Final, Unpack
 
@@ -178,20 +177,21 @@ class _Rules:
         if passes:
             await _visiting(None, route)(scope, receive, send)
             return
-        with ExitStack() as closes:
-            body = closes.enter_context(closing(body_for(request)))
-            try:
-                if not await read_body(receive, body):
-                    return
-            except Refused as refused:
-                await send_answer(send, self.exchange.refused(refused))
-                return
-            visit = _Visit(self, request, body)
-            captured = CapturedResponse(_visiting(visit, route), request, body, receive, send, self.exchange)
-            closes.callback(captured.let_go)
-            kept = closes.pop_all()
+        body = body_for(request)
+        is_read = False
+        try:
+            is_read = await read_body(receive, body)
+        except Refused as refused:
+            await send_answer(send, self.exchange.refused(refused))
+        finally:
+            if not is_read:
+                body.close()
+        if not is_read:
+            return
+        visit = _Visit(self, request, body)
+        captured = CapturedResponse(_visiting(visit, route), request, body, receive, send, self.exchange)
         self._drain_at_shutdown(scope.get("app"))
-        await self._background.to_its_end(visit.play(captured, kept), captured)
+        await self._background.to_its_end(visit.play(captured), captured, body.close)
 
     def _drain_at_shutdown(self, app: Any) -> None:
         """Make the application wait for requests in progress, before its own shutdown handlers.
@@ -222,9 +222,9 @@ class _Visit:
         self._returned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    async def play(self, captured: CapturedResponse, kept: ExitStack) -> None:
+    async def play(self, captured: CapturedResponse) -> None:
         """Run the whole route; at the end of its response its claim ends, if its endpoint has made one."""
-        with kept:
+        try:
             try:
                 answer: Answer | NotFinal = await captured.settled()
             except NotFinal as unsettled:
@@ -246,6 +246,8 @@ class _Visit:
                 ended = error
             # Not inside our `except`: the endpoint's exception would carry ours in its traceback.
             await captured.conclude(ended)
+        finally:
+            captured.let_go()
 
     async def enter(self, endpoint: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Return the endpoint's result, or the response that replaces it."""

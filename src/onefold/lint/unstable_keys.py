@@ -16,9 +16,39 @@ NUMBERS: Final = COUNTS | {"idx", "index", "no", "nr", "num", "number"}
 PLAIN: Final = NUMBERS | frozenset(
     {
         *("amqp", "amz", "approximate", "aws", "azure", "broker", "celery", "client", "cloud", "consumer", "cur"),
-        *("current", "far", "first", "goog", "google", "header", "headers", "info", "is", "job", "kafka", "last"),
+        *(
+            "current",
+            "dramatiq",
+            "far",
+            "faststream",
+            "first",
+            "goog",
+            "google",
+            "header",
+            "headers",
+            "info",
+            "is",
+            "job",
+            "kafka",
+            "last",
+        ),
         *("left", "made", "message", "meta", "metadata", "msg", "my", "n", "nth", "opt", "prev", "previous", "queue"),
-        *("rabbitmq", "remaining", "rq", "run", "so", "sqs", "task", "tasks", "the", "total", "was", "worker", "x"),
+        *(
+            "rabbitmq",
+            "remaining",
+            "rq",
+            "run",
+            "so",
+            "sqs",
+            "task",
+            "taskiq",
+            "tasks",
+            "the",
+            "total",
+            "was",
+            "worker",
+            "x",
+        ),
     }
 )
 
@@ -30,6 +60,8 @@ TRIES: Final = frozenset(
         "redeliveries",
         "redelivered",
         "redelivery",
+        "requeue",
+        "requeues",
         "retried",
         "retries",
         "retry",
@@ -49,7 +81,13 @@ HANDLING: Final = frozenset(
 HANDLES: Final = (
     *({"delivery", "tag"}, {"consumer", "tag"}, {"receipt", "handle"}, {"ack", "id"}, {"lock", "token"}),
     *({"partition", "offset"}, {"kafka", "offset"}, {"message", "offset"}, {"stream", "offset"}, {"queue", "offset"}),
-    {"message", "age"},
+    *({"stream", "sequence"}, {"consumer", "sequence"}, {"nats", "sequence"}, {"num", "delivered"}),
+    # An entry of a Redis stream; in a ledger, an entry has an id that stays.
+    *({"stream", "entry", "id"}, {"redis", "entry", "id"}, {"times", "delivered"}),
+    # Dramatiq writes the second one anew for each copy of a message.
+    *({"message", "age"}, {"redis", "message", "id"}),
+    # Temporal's, of one attempt.
+    {"task", "token"},
 )
 
 # Words for the time of processing. The time of an event (`created_at`, `event.time`) does not change.
@@ -58,7 +96,7 @@ MOMENTS: Final = CLOCKS | {"date", "datetime", "time"}
 ON_THE_WAY: Final = frozenset(
     {
         *("attempted", "consumed", "delivered", "dequeued", "enqueued", "processed", "processing", "published"),
-        *("publish", "queued", "receive", "received", "redelivered", "retried", "send", "sent"),
+        *("publish", "queued", "receive", "received", "redelivered", "requeue", "requeued", "retried", "send", "sent"),
     }
 )
 # Units and parts of a clock.

@@ -7,6 +7,7 @@ time of one connection. It decides nothing: the store knows which records are ex
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def purge(
     stopped = stop or threading.Event()
     began, removed, batches = time.monotonic(), 0, 0
     finished = False
-    while not (finished or stopped.is_set() or removed == limit):
+    while not (finished or stopped.is_set() or removed >= (math.inf if limit is None else limit)):
         wanted = batch if limit is None else min(batch, limit - removed)
         sent = time.monotonic()
         found = store.purge(wanted)

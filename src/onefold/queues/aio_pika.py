@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
@@ -16,10 +17,11 @@ from onefold import AsyncGuard, Policy, PolicyFields, RecordColumn, UsageError
 from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
-from onefold.queues._shared.consumer import AsyncConsuming, MissingKeyRule
+from onefold.queues._shared.consumer import ENDS_THE_LOOP, AsyncConsuming, MissingKeyRule
+from onefold.queues._shared.failures import ATTEMPTS
 from onefold.queues._shared.logs import waits_of
 from onefold.queues._shared.options import check_transactions, policy_of
-from onefold.queues._shared.verdict import ACK
+from onefold.queues._shared.verdict import ACK, SOON, Verdict, of_interrupt
 from onefold.queues.keys import KeyOf, PayloadOf
 from onefold.stores.base import Address
 
@@ -43,7 +45,7 @@ def guarded(
     dead_letter: str | DeadLetter,
     missing_key: MissingKeyRule = "never",
     payload: PayloadOf | None = None,
-    attempts: int = rabbitmq_consumer.ATTEMPTS,
+    attempts: int = ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
     record: RecordColumn | None = None,
     policy: Policy | None = None,
@@ -109,6 +111,29 @@ class GuardedCallback:
         except CONNECTION_EXCEPTIONS as error:
             where = self._rules.found_at(delivery, self._consuming.address_of(delivery.message))
             log.info("%s: %s, the broker delivers it again", where, type(error).__name__)
+        except asyncio.CancelledError:
+            # Mostly the loop ends, or `drain` ends a wait: the message goes back with its channel. Otherwise somebody
+            # has cancelled this task, such as its handler, and the channel would keep the message for ever.
+            asyncio.get_running_loop().call_later(SOON, self._give_back, message)
+            raise
+
+    def _give_back(self, message: AbstractIncomingMessage) -> None:
+        if not (message.processed or message.channel.is_closed or self._left[message.channel]):
+            task = asyncio.create_task(self._given_back(message))
+            self._unsettled.add(task)
+            task.add_done_callback(self._unsettled.discard)
+
+    async def _given_back(self, message: AbstractIncomingMessage) -> None:
+        with suppress(*CONNECTION_EXCEPTIONS):
+            await message.nack(requeue=True)
+
+    async def _verdict_on(self, delivery: Delivery) -> Verdict:
+        try:
+            return await self._consuming.deliver(delivery.message, delivery)
+        except ENDS_THE_LOOP:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a task has nobody to tell; its claim is kept until it ends
+            return of_interrupt(error)
 
     async def _settle(self, message: AbstractIncomingMessage, delivery: Delivery) -> None:
         now = asyncio.get_running_loop().time
@@ -120,7 +145,7 @@ class GuardedCallback:
                 case "ack":
                     return await message.ack()
                 case "again":
-                    verdict = await self._consuming.deliver(delivery.message, delivery)
+                    verdict = await self._verdict_on(delivery)
                     if verdict != ACK:
                         address = self._consuming.address_of(delivery.message)
                     step = self._rules.after(verdict, delivery, now() - since, address)

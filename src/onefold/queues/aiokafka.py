@@ -31,6 +31,7 @@ from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Batches
+from onefold.queues._shared.bypasses import apart_async
 from onefold.queues._shared.consumer import AsyncConsuming
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import TransactionalBatches
@@ -67,7 +68,8 @@ def guarded(
     async def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [await one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    many = None if takes_tx(handler) else Batches(guard, operation, handler, **asked).deliver_async
+    batches = None if takes_tx(handler) else Batches(guard, operation, handler, **asked)
+    many = None if batches is None else partial(apart_async, deliver, batches.deliver_async)
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 

@@ -24,6 +24,7 @@ from onefold.queues._kafka.notices import Undeliverable
 from onefold.queues._kafka.offsets import Delivery
 from onefold.queues._kafka.partitions import INTERRUPTED, Options, asked_of
 from onefold.queues._shared.batches import Batches
+from onefold.queues._shared.bypasses import apart
 from onefold.queues._shared.consumer import Consuming
 from onefold.queues._shared.options import takes_tx
 from onefold.queues._shared.transactional_batches import TransactionalBatches
@@ -57,7 +58,7 @@ def guarded(
     def deliver(taken: Sequence[Delivery]) -> list[Verdict]:
         return [one.deliver(delivery.message, delivery.native) for delivery in taken]
 
-    many = None if takes_tx(handler) else Batches(guard, operation, handler, **asked).deliver
+    many = None if takes_tx(handler) else partial(apart, deliver, Batches(guard, operation, handler, **asked).deliver)
     return Guarded(consumer, dead_letter, operation, options, one.address_of, deliver, many)
 
 

@@ -26,6 +26,9 @@ Key = str | int | uuid.UUID
 # A body is searched for its key only up to this size.
 BODY_MAX: Final = 16 << 20
 
+# What a client writes in place of bytes that are not UTF-8, such as nats-py in a header from a sender with Latin-1.
+UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
+
 # Python refuses to write a number that is too long.
 LARGE: Final = 10**KEY_MAX
 
@@ -57,13 +60,20 @@ def body() -> PayloadOf:
 def header(name: str = KEY_HEADER) -> KeyOf:
     """Read the key from a header that the sender set. Its name is case-insensitive, as in HTTP."""
     _check_name(name)
+    wanted = name.lower()
 
     def of(message: Message) -> object:
-        found = [_decoded_header(value, name) for one, value in message.headers.items() if is_header(one, name)]
-        known = [value for value in found if value is not None]
-        if len(set(map(str, known))) > 1:
-            raise MissingKey(f"the header {name} comes in several spellings with different values: none is the key")
-        return known[0] if known else None
+        found: object = None
+        headers: Mapping[Any, Any] = message.headers
+        # For every message: spelled out, because each call of a function would cost as much as the rest.
+        for written, value in headers.items():
+            if value is None or not isinstance(written, str) or written.lower() != wanted:
+                continue
+            known = _decoded_header(value, name) if isinstance(value, (bytes, bytearray)) else value
+            if found is not None and str(found) != str(known):
+                raise MissingKey(f"the header {name} comes in several spellings with different values: none is the key")
+            found = known if found is None else found
+        return found
 
     return of
 
@@ -78,8 +88,8 @@ def is_header(written: object, name: str) -> bool:
     return isinstance(written, str) and written.lower() == name.lower()
 
 
-def _decoded_header(value: object, name: str) -> object:
-    return _text(bytes(value), f"the header {name}") if isinstance(value, (bytes, bytearray)) else value
+def _decoded_header(value: bytes | bytearray, name: str) -> str:
+    return _text(bytes(value), f"the header {name}")
 
 
 def message_id() -> KeyOf:
@@ -228,6 +238,8 @@ def usable(found: object) -> str | None:
         raise MissingKey("the key is empty")
     if len(text) > KEY_MAX:
         raise MissingKey(f"the key has {len(text)} characters, and the limit is {KEY_MAX}")
+    if UNREADABLE in text:
+        raise MissingKey("the key is not text: what was not UTF-8 in it is replaced, so that two keys could be one")
     # Its bytes are checked, too: otherwise a sender would only find it among the dead letters.
     return checked_key(text)
 

@@ -22,6 +22,7 @@ from onefold.durations import Duration, seconds
 from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import OWN_EXCHANGE, DeadLetter, Delivery, Rules, Step, log
 from onefold.queues._shared.consumer import Consuming, MissingKeyRule
+from onefold.queues._shared.failures import ATTEMPTS
 from onefold.queues._shared.logs import waits_of
 from onefold.queues._shared.options import check_transactions, policy_of
 from onefold.queues._shared.verdict import ACK, SOON, Later, Verdict
@@ -47,7 +48,7 @@ def guarded(
     dead_letter: str | DeadLetter,
     missing_key: MissingKeyRule = "never",
     payload: PayloadOf | None = None,
-    attempts: int = rabbitmq_consumer.ATTEMPTS,
+    attempts: int = ATTEMPTS,
     unacked_max: Duration = rabbitmq_consumer.UNACKED_MAX,
     threads: int = 1,
     record: RecordColumn | None = None,

@@ -14,6 +14,9 @@ from onefold.stores.opening import module_of
 # The tables in every SQL database, for migrations that create and drop them.
 TABLES: Final = ("onefold_records", "onefold_schema")
 
+# The beginning of what partitions are called.
+PARTITIONS: Final = "onefold_records_"
+
 
 def describe(url: str) -> str | None:
     """Return the definition of the tables, in the language of the store. None: it needs none."""

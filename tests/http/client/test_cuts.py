@@ -136,10 +136,7 @@ def paths(kind: str, where: Callable[[str], Iterable[int]], ends: tuple[str, ...
     return [f"/{kind}/{cut}/{how}" for cut in where(kind) for how in ends]
 
 
-positions = pytest.mark.parametrize("where", [landmarks, pytest.param(cuts, marks=pytest.mark.more)])
-
-
-@positions
+@pytest.mark.parametrize("where", [landmarks, pytest.param(cuts, marks=pytest.mark.more)])
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again_under_its_key(
     server: Cutting, client: Any, kind: str, where: Any
@@ -155,11 +152,17 @@ def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again_under_its_key(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["read", "streamed"])
 @pytest.mark.parametrize("around", ["handler", "intent"])
-@positions
+@pytest.mark.parametrize(
+    ("where", "ends"),
+    [
+        pytest.param(landmarks, ENDS[:1], id="landmarks"),
+        pytest.param(landmarks, ENDS[1:], id="landmarks-reset", marks=pytest.mark.more),
+        pytest.param(cuts, ENDS, id="cuts", marks=pytest.mark.soak),
+    ],
+)
 def test_whoever_asks_again_after_a_cut_sends_the_same_key_and_then_a_new_one(
-    server: Cutting, client: Any, around: str, stream: bool, where: Any
+    server: Cutting, client: Any, around: str, stream: bool, where: Any, ends: tuple[str, ...]
 ) -> None:
-    ends = ("closed",) if where is landmarks else ENDS
     wanted = [path for kind in ANSWERS for path in paths(kind, where, ends)]
 
     found = client.all([server.url + path for path in wanted], ONCE, 3, around, stream=stream)

@@ -20,6 +20,7 @@ from onefold import AsyncGuard, Guard, current
 from onefold.http.client import Adapter, AsyncTransport, Retries, Transport, intent
 from onefold.http.client._handler_keys import NAME_MAX, Request
 from tests.http_service.scripted import CUT, Say, Scripted, scripted
+from tests.processes import lapse
 
 QUICK = Retries(attempts=2, pause=0.01, retry_after_max=0.01)
 PATIENCE = 120.0
@@ -126,7 +127,7 @@ def charge():
     if dies == "dies":
         os._exit(9)
 
-Guard(store).run("charge", "order-1", charge, policy=Policy(lease=1, wait=60))
+Guard(store).run("charge", "order-1", charge, policy=Policy(lease=3_600))
 """
 
 
@@ -134,6 +135,7 @@ def test_a_worker_that_is_killed_after_the_charge_charges_once(server: Scripted,
     command = [sys.executable, "-c", WORKER, server.url, f"sqlite:///{tmp_path}/onefold.db"]
 
     killed = subprocess.run([*command, "dies"], check=False, timeout=PATIENCE)
+    lapse(tmp_path / "onefold.db")
     second = subprocess.run([*command, "lives"], check=False, timeout=PATIENCE)
 
     assert (killed.returncode, second.returncode) == (9, 0)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -51,7 +52,7 @@ def test_every_type_of_key_is_found_by_its_index(database: Database) -> None:
             if database.kind == "postgres":
                 # A table without rows would be read as a whole.
                 yield SqlRequest("SET enable_seqscan = off", {})
-            reply: Reply = yield request._replace(statement=f"{EXPLAIN[database.kind]} {request.statement}")
+            reply: Reply = yield replace(request, statement=f"{EXPLAIN[database.kind]} {request.statement}")
             plans.append(str(reply.rows))
 
         store.ask(explained)

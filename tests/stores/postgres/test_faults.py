@@ -40,6 +40,9 @@ from tests.stores.postgres.tools import (
 )
 from tests.support import Handler
 
+# More deliveries than psycopg counts before it prepares a statement.
+OFTEN = 8
+
 
 @pytest.fixture
 def url(postgres_url: str) -> str:
@@ -344,6 +347,24 @@ def test_connections_of_a_pool_survive_a_server_that_was_killed(
         assert not worker.transactional(f"after-{number}", add).replayed
         worker.close()
     assert (balance(url), len(records(url))) == (60, 6)
+
+
+@pytest.mark.parametrize("driver", DAILY_DRIVERS)
+def test_a_transaction_on_an_idle_connection_that_is_dead_begins_on_a_new_one(driver: type[Worker], url: str) -> None:
+    worker = driver(url)
+    # So often that psycopg has prepared the statement that is sent with the BEGIN.
+    for number in range(OFTEN):
+        worker.transactional(f"before-{number}", add)
+
+    with another(url) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    worker.transactional("after", add)
+
+    worker.close()
+    assert (balance(url), len(records(url))) == (10 * (OFTEN + 1), OFTEN + 1)
 
 
 def test_claims_and_results_survive_a_server_that_was_killed(own_postgres: Server, killed: Callable[[], None]) -> None:

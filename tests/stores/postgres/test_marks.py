@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
-from onefold import Guard, StoreUnavailable, UsageError
+from onefold import TX, AsyncGuard, Guard, Policy, UsageError
+from onefold.stores.postgres import joined as postgres_joined
 from onefold.stores.postgres.marks import MARK_MAX, PARAMETER, Marks
 from services.proxy import Proxy
-from tests.stores.postgres.tools import SCHEMA, another
+from tests.stores.postgres.tools import SCHEMA, another, balance, records, somebody_waits
 
 CREDIT = "UPDATE wallet SET balance = balance + 10 WHERE account = 'asha'"
 
@@ -36,9 +40,8 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 def connection(proxy: Proxy, guard: Guard) -> Iterator[psycopg.Connection[Any]]:
     """A caller's connection that has delivered before, in autocommit mode."""
     with psycopg.connect(proxy.url(), autocommit=True) as connection:
-        # A proxy before may have had this port, and its database other tables: then the first one finds that out.
-        with suppress(StoreUnavailable), connection.transaction():
-            guard.within(connection).run("credit", "before", lambda: None)
+        # A proxy before may have had this port, and its database other tables.
+        postgres_joined.looked.clear()
         with connection.transaction():
             guard.within(connection).run("credit", "before", lambda: None)
         yield connection
@@ -136,6 +139,24 @@ def test_a_handler_around_others_is_asked_about_and_is_not_refused(
     assert keys == [("before",), ("inner",), ("outer",)]
 
 
+def test_a_statement_that_failed_after_a_savepoint_is_noticed_although_the_mark_is_still_there(
+    connection: psycopg.Connection[Any], guard: Guard
+) -> None:
+    before, inside = value(connection), list[str | None]()
+
+    def go_on() -> None:
+        connection.execute("SAVEPOINT mine")
+        with suppress(psycopg.Error):
+            connection.execute("SELECT 1 / 0")
+        inside.append(value(connection))
+
+    told = pytest.raises(UsageError, match="a statement of the handler failed, and the handler continued")
+    with told, connection.transaction():
+        guard.within(connection).run("credit", "m1", go_on)
+
+    assert inside == [str(int(before or 0) + 1)]
+
+
 def test_what_the_handler_does_to_the_parameter_costs_a_look_and_no_more(
     proxy: Proxy, connection: psycopg.Connection[Any], guard: Guard
 ) -> None:
@@ -186,6 +207,95 @@ def test_a_handler_of_our_own_transaction_that_ends_it_and_delivers_on_its_conne
         credit("m1")  # type: ignore[call-arg]
         with pytest.raises(UsageError, match="the handler ended the transaction by itself"):
             credit("m2", ends=True)  # type: ignore[call-arg]
+
+
+async def spent(connection: Any, how: str, left: list[asyncio.Task[Any]]) -> None:
+    """Do the work, and leave a statement that fails to a task: under way, or about to be sent."""
+
+    async def fails() -> None:
+        if how == "sent later":
+            await asyncio.sleep(0)
+        await connection.execute("SELECT 1 / 0")
+
+    await connection.execute(CREDIT)
+    left.append(asyncio.create_task(fails()))
+    if how == "under way":
+        await asyncio.sleep(0)
+
+
+# After the end of `within` nobody sees it but the caller, who commits.
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        *(("transactional", how) for how in ("under way", "sent at once", "sent later")),
+        *(("within", how) for how in ("under way", "sent at once")),
+    ],
+)
+def test_a_statement_that_a_handler_left_to_a_task_and_that_fails_is_not_overlooked(
+    proxy: Proxy, mode: str, how: str
+) -> None:
+    left: list[asyncio.Task[Any]] = []
+
+    async def story() -> None:
+        async with AsyncGuard(proxy.url(), policy=Policy(keep_result=False)) as guard:
+
+            @guard.transactional("credit", key="key")
+            async def credit(key: str, *, tx: Any = TX) -> None:
+                if key == "m1":
+                    await spent(tx, how, left)
+
+            await credit("before")
+            if mode == "transactional":
+                await credit("m1")
+                return
+            async with await psycopg.AsyncConnection.connect(proxy.url()) as connection:
+                for key in ("first", "m1"):
+                    await guard.within(connection).run("credit", key, partial(inside, connection, key))
+                    await connection.commit()
+
+    async def inside(connection: Any, key: str) -> None:
+        if key == "m1":
+            await spent(connection, how, left)
+
+    async def ended() -> BaseException | None:
+        raised = (await asyncio.gather(story(), return_exceptions=True))[0]
+        await asyncio.wait(left)
+        assert isinstance(left[0].exception(), psycopg.errors.DivisionByZero)
+        return raised if isinstance(raised, BaseException) else None
+
+    assert isinstance(asyncio.run(ended()), UsageError)
+    assert (balance(proxy.url()), "m1" in records(proxy.url())) == (0, False)
+
+
+def test_a_statement_that_a_handler_left_to_a_thread_and_that_fails_is_not_overlooked(proxy: Proxy) -> None:
+    url, threads = proxy.url(), list[threading.Thread]()
+    with Guard(url) as guard, another(url) as other:
+
+        @guard.transactional("credit", key="key")
+        def credit(key: str, *, tx: Any = TX) -> None:
+            if key == "before":
+                return
+            tx.execute(CREDIT.encode())
+            threads.append(threading.Thread(target=fails, args=(tx,)))
+            threads[0].start()
+            somebody_waits(url)
+            threads.append(threading.Thread(target=lambda: other.execute("COMMIT")))
+            threads[1].start()
+
+        def fails(tx: psycopg.Connection[Any]) -> None:
+            with suppress(psycopg.errors.DivisionByZero):
+                tx.execute("SELECT 1 FROM wallet WHERE account = 'riya' FOR UPDATE; SELECT 1 / 0")
+
+        credit("before")
+        other.execute("BEGIN")
+        other.execute("UPDATE wallet SET balance = 0 WHERE account = 'riya'")
+
+        with pytest.raises(UsageError, match="a statement of the handler failed"):
+            credit("m1")
+
+        for thread in threads:
+            thread.join()
+    assert (balance(url), "m1" in records(url)) == (0, False)
 
 
 def test_behind_a_pooler_the_server_is_asked(pgbouncer_url: str, guard: Guard) -> None:

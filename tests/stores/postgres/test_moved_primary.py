@@ -125,7 +125,9 @@ def test_a_server_that_stays_read_only_is_told_at_once_and_nothing_runs(url: str
         with another(url) as connection:
             connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='onefold'"
+                # Other tests are at work in other databases of this server.
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'onefold' AND datname = current_database()"
             )
 
         with pytest.raises(StoreUnavailable, match=r"it is read-only\. Is this a replica\?"):

@@ -124,6 +124,36 @@ def test_its_errors_are_psycopgs(conn: PsycopgConnection, postgres_url: str, mon
     assert not conn._interrupted
 
 
+STALE: dict[str, Callable[[Any, Any], object]] = {
+    "the type of a column was changed": lambda _, other: other.execute(
+        "ALTER TABLE onefold_records ALTER COLUMN attempt TYPE bigint"
+    ),
+    "psycopg did not see that it was deallocated": lambda mine, _: mine.execute(
+        "DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$"
+    ),
+}
+
+
+@pytest.mark.parametrize("make_stale", STALE.values(), ids=STALE)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_statement_that_is_stale_fails_once_and_is_prepared_anew(
+    conn: PsycopgConnection, postgres_url: str, make_stale: Callable[[Any, Any], object], inside: bool
+) -> None:
+    with another(postgres_url) as other:
+        make_stale(conn.connection, other)
+    if inside:
+        conn.begin()
+
+    with pytest.raises(psycopg.Error, match=r"cached plan|does not exist"):
+        conn.send(LOOK)
+
+    if inside:
+        conn.rollback()
+        conn.begin()
+    for _ in range(conn.connection.prepare_threshold + 2):
+        assert len(conn.send(LOOK).rows) == 1
+
+
 def test_a_lost_connection_is_a_lost_connection(conn: PsycopgConnection, postgres_url: str) -> None:
     with another(postgres_url) as other:
         other.execute("SELECT pg_terminate_backend(%s)", [conn.connection.info.backend_pid])

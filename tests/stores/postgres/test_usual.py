@@ -94,7 +94,7 @@ def test_a_record_that_was_written_while_it_waited_is_found_by_a_second_look(
         )
         claiming = threading.Thread(target=claim)
         claiming.start()
-        eventually(lambda: waiting(watcher))
+        assert eventually(lambda: waiting(watcher))
         first.execute("COMMIT")
         claiming.join()
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from onefold import Guard, Held, InProgress, State, Unknown, current
+from onefold import Guard, Held, State, Unknown, current
 from onefold.keys import address
 from onefold.testing import crash_at
-from tests.support import Died, eventually
+from tests.support import Died, end_lease, eventually
 
 ADDRESS = address("charge", "k")
 
@@ -47,13 +47,8 @@ def abandon(guard: Guard, **fields: Any) -> None:
 
 
 def abandon_again(guard: Guard, attempt: int, **fields: Any) -> None:
-    """Let the next worker take it over as soon as the lease is over, and die as well."""
-
-    def is_abandoned() -> bool:
-        record = guard.read("charge", "k")
-        return record is not None and record.is_abandoned
-
-    assert eventually(is_abandoned)
+    """Let the next worker take it over when the lease is over, and die as well."""
+    end_lease(guard.store, ADDRESS)
     abandon(guard, **fields)
     record = guard.read("charge", "k")
     assert record is not None
@@ -66,7 +61,9 @@ def test_an_abandoned_claim_stays_for_its_lease_and_keep(guard: Guard) -> None:
     assert KEEP < ttl(guard) <= LEASE + KEEP
 
 
-def test_heartbeats_do_not_add_up(guard: Guard) -> None:
+def test_heartbeats_do_not_add_up(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten a second, of a lease that no pause of the machine outlasts.
+    monkeypatch.setattr("onefold._heartbeat.beats.BEATS_PER_LEASE", LEASE // 100)
     lefts: list[int] = []
     store = guard.store
 
@@ -79,18 +76,18 @@ def test_heartbeats_do_not_add_up(guard: Guard) -> None:
         lefts.append(store.stored(ADDRESS).columns["pttl"])
 
     with crash_at("after_handler", guard):
-        guard.run("charge", "k", handler, lease="300ms")
+        guard.run("charge", "k", handler)
 
     assert len(lefts) == 1
-    assert all(KEEP - LEASE < left <= 300 + KEEP for left in (*lefts, ttl(guard)))
+    assert all(KEEP < left <= LEASE + KEEP for left in (*lefts, ttl(guard)))
 
 
 def test_a_take_over_begins_anew_and_adds_nothing(guard: Guard) -> None:
-    abandon(guard, lease="100ms")
+    abandon(guard)
     for attempt in (2, 3):
-        abandon_again(guard, attempt, lease="100ms")
+        abandon_again(guard, attempt)
 
-    assert KEEP - LEASE < ttl(guard) <= 100 + KEEP
+    assert KEEP < ttl(guard) <= LEASE + KEEP
 
 
 def test_a_finished_step_does_not_prolong_it(guard: Guard) -> None:
@@ -139,16 +136,9 @@ def test_what_may_become_held_stays_until_somebody_looks(guard: Guard, fields: d
 
 
 def test_what_is_held_stays_until_somebody_looks(guard: Guard) -> None:
-    abandon(guard, lease="100ms", max_attempts=1)
+    abandon(guard, max_attempts=1)
+    end_lease(guard.store, ADDRESS)
 
-    def is_held() -> bool:
-        try:
-            guard.run("charge", "k", lambda: None, max_attempts=1)
-        except Held:
-            return True
-        except InProgress:
-            return False
-        raise AssertionError("it ran again")
-
-    assert eventually(is_held)
+    with pytest.raises(Held):
+        guard.run("charge", "k", pytest.fail, max_attempts=1)
     assert ttl(guard) == FOREVER

@@ -423,5 +423,8 @@ def test_a_sentinels_client_of_the_callers_own_is_used(sentinel_url: str) -> Non
 
 
 def test_a_service_that_no_sentinel_knows_is_told(sentinel_url: str) -> None:
-    with pytest.raises(StoreUnavailable, match=r"no Sentinel knows a primary .*nobody"):
-        open_store(sentinel_url.replace("mymaster", "nobody")).claim(entry())
+    with (
+        closing(open_store(sentinel_url.replace("mymaster", "nobody"))) as store,
+        pytest.raises(StoreUnavailable, match=r"no Sentinel knows a primary .*nobody"),
+    ):
+        store.claim(entry())

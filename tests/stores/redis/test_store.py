@@ -101,6 +101,8 @@ def test_a_new_key_costs_two_round_trips_and_a_duplicate_one(redis_url: str) -> 
 def test_a_batch_of_five_hundred_asks_once(mode: str, redis_url: str) -> None:
     with Proxy(redis_url) as proxy, opened(mode, proxy.url()) as store:
         _known(store)
+        # Batches take a connection of the pool, which is opened now.
+        store.claim_all([entry("to connect")])
         entries = [entry(f"key-{number}", fingerprint=b"f" * 36) for number in range(500)]
         asked: list[Callable[[], Any]] = [
             lambda: store.claim_all(entries),

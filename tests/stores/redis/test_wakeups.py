@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from onefold._model import State
 from onefold.stores.redis import AsyncRedisStore, RedisStore, wakeups
 from onefold.stores.redis.errors import PERMISSIONS, WAKEUP_PERMISSIONS
 from onefold.stores.redis.keys import Keys
+from services.proxy import Proxy
 from services.servers import Server
 from tests.delivery.waiting_tools import CHARGE, LONG, until, waiting, without_polls  # noqa: F401 - a fixture
 from tests.processes import Stage, child
@@ -244,6 +246,21 @@ def test_the_task_ends_when_nobody_has_waited_for_a_while(redis_url: str, monkey
 
     with asking(redis_url) as client:
         in_time(story(client))
+
+
+def test_a_server_that_accepts_a_connection_and_is_silent_holds_up_nobody(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeups, "SUBSCRIBE_SECONDS", 0.01)
+    with Proxy(redis_url) as proxy, closing(RedisStore(proxy.url())) as store:
+        store.claim(entry("pay_1"))
+        proxy.stall()
+        addresses = [entry(f"pay_{number}").address for number in range(CROWD)]
+        crowd = [Elsewhere(partial(store.listen, address)) for address in addresses]
+
+        assert [one.result() for one in crowd] == [False] * CROWD
+
+        proxy.resume()
 
 
 def test_a_channel_that_nobody_wants_is_left_with_the_next_subscription(redis_url: str) -> None:

@@ -58,45 +58,43 @@ def nested(depth: int) -> dict[str, Any]:
     return {"in": nested(depth - 1)} if depth else {}
 
 
-@pytest.mark.parametrize(
-    ("returns", "value"),
-    [
-        (Any, {"receipt": "7e1a", "lines": [1, 2.5, None, True]}),
-        (Any, "paid"),
-        (type(None), None),
-        (bytes, b"\0\xff"),
-        (Any, 1e300),
-        (Any, 0.1 + 0.2),
-        (Any, -0.0),
-        (Any, 99.0),
-        (Any, 99),
-        (Any, 2**63 + 5),
-        (Any, nested(40)),
-        (Any, "nul \0 inside"),
-        (Receipt, Receipt(4200, datetime(2026, 5, 3, tzinfo=UTC), b"\0")),
-    ],
-    ids=lambda given: f"{given!r:.40}",
-)
+RESULTS: list[tuple[Any, Any]] = [
+    (Any, {"receipt": "7e1a", "lines": [1, 2.5, None, True]}),
+    (Any, "paid"),
+    (type(None), None),
+    (bytes, b"\0\xff"),
+    (Any, 1e300),
+    (Any, 0.1 + 0.2),
+    (Any, -0.0),
+    (Any, 99.0),
+    (Any, 99),
+    (Any, 2**63 + 5),
+    (Any, nested(40)),
+    (Any, "nul \0 inside"),
+    (Receipt, Receipt(4200, datetime(2026, 5, 3, tzinfo=UTC), b"\0")),
+]
+
+
 @pytest.mark.parametrize("type_", ["JSON", "TEXT", "bytes"])
-def test_a_duplicate_gets_the_result_that_is_kept_in_the_row(
-    guard: Guard, ledger: Ledger, returns: Any, value: Any, type_: str
-) -> None:
+def test_a_duplicate_gets_the_result_that_is_kept_in_the_row(guard: Guard, ledger: Ledger, type_: str) -> None:
     kinds = {"sqlite": "BLOB", "postgres": "BYTEA", "mariadb": "LONGBLOB"}
     kept = kinds[ledger.database] if type_ == "bytes" else type_
     ledger.execute(f"CREATE TABLE requests (number VARCHAR(50) PRIMARY KEY, answer {kept})")
     record = RecordColumn("requests", "number", result="answer")
 
-    @guard.transactional("pay", key="key", record=record, fingerprint=None, returns=returns)
-    def pay(key: str, *, tx: Any = TX) -> Any:
-        sql(tx, f"INSERT INTO requests (number) VALUES ('{key}')")
-        return value
+    for number, (returns, value) in enumerate(RESULTS):
 
-    first, second = pay.outcome("k1"), pay.outcome("k1")
+        @guard.transactional(f"pay {number}", key="key", record=record, fingerprint=None, returns=returns)
+        def pay(key: str, *, value: Any = value, tx: Any = TX) -> Any:
+            sql(tx, f"INSERT INTO requests (number) VALUES ('{key}')")
+            return value
 
-    assert (first.value, first.replayed) == (value, False)
-    assert (second.value, second.replayed, second.omitted) == (value, True, False)
-    # 1 equals 1.0, and 0.0 equals -0.0.
-    assert isinstance(value, dict) or repr(second.value) == repr(value)
+        first, second = pay.outcome(f"k{number}"), pay.outcome(f"k{number}")
+
+        assert (first.value, first.replayed) == (value, False)
+        assert (second.value, second.replayed, second.omitted) == (value, True, False)
+        # 1 equals 1.0, and 0.0 equals -0.0.
+        assert isinstance(value, dict) or repr(second.value) == repr(value)
 
 
 def test_people_can_read_the_result_in_the_row(guard: Guard, ledger: Ledger) -> None:

@@ -26,9 +26,10 @@ from tests.support import PATIENCE
 KEYS = RecordColumn("idempotency_keys", "key", result="result", fingerprint="fingerprint")
 
 AT_ONCE = 8
-ROUNDS = 200
-# Each way to write the row, and one of them twice.
+# Each way to write the row, and one of them twice; in `make test-all` each of them several times, on every driver.
 EVERY_DAY = 6
+ROUNDS = 20
+SOAK = 200
 
 TABLES = {
     "sqlite": "CREATE TABLE idempotency_keys (key TEXT PRIMARY KEY, result JSON, fingerprint TEXT, "
@@ -180,7 +181,8 @@ def url(driver: Driver, ledger: Ledger) -> str:
     ("driver", "rounds"),
     [
         *(pytest.param(one, EVERY_DAY, id=f"{one.name}") for one in DRIVERS if one.name in DAILY),
-        *(pytest.param(one, ROUNDS, id=f"{one.name} in full", marks=pytest.mark.more) for one in DRIVERS),
+        *(pytest.param(one, ROUNDS, id=f"{one.name} for longer", marks=pytest.mark.more) for one in DRIVERS),
+        *(pytest.param(one, SOAK, id=f"{one.name} in full", marks=pytest.mark.soak) for one in DRIVERS),
     ],
 )
 def test_of_eight_deliveries_at_once_one_has_its_effect_and_seven_are_replays_of_it(

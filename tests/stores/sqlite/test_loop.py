@@ -36,9 +36,9 @@ def found_busy(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once somebody has found another writer in the way."""
     found, attempt = threading.Event(), SqliteConnection._attempt
 
-    def watched(line: SqliteConnection, work: Any, *, together: bool) -> Any:
+    def watched(line: SqliteConnection, work: Any, args: Any, *, together: bool) -> Any:
         try:
-            return attempt(line, work, together=together)
+            return attempt(line, work, args, together=together)
         except sqlite3.OperationalError:
             found.set()
             raise

@@ -617,28 +617,86 @@ def _note_first_word(statements: list[str], statement: str) -> None:
     statements.append(statement.split(maxsplit=1)[0])
 
 
-def test_a_new_key_costs_one_look_and_one_write_and_its_finish_one_write(store: SqliteStore) -> None:
+def test_a_new_key_costs_one_write_and_its_finish_one_write(store: SqliteStore) -> None:
     mine = entry()
 
     with traced(store) as (reads, writes):
         store.claim(mine)
-        assert (reads, writes) == (["SELECT"], ["INSERT"])
+        assert (reads, writes) == ([], ["INSERT"])
         store.finish(claim_of(mine), DONE)
 
-    assert (reads, writes) == (["SELECT"], ["INSERT", "UPDATE"])
+    assert (reads, writes) == ([], ["INSERT", "UPDATE"])
 
 
-def test_a_duplicate_costs_one_look_and_writes_nothing(store: SqliteStore, path: Path) -> None:
-    store.claim(entry())
-
-    with another(path) as watcher, traced(store) as (reads, writes):
+@contextmanager
+def writing_nothing(store: SqliteStore, path: Path) -> Iterator[None]:
+    """Nothing is written to the file meanwhile."""
+    with another(path) as watcher:
         before = watcher.execute("PRAGMA data_version").fetchall()
         changes = [connection.total_changes for connection in connections(store)]
-        store.claim(entry())
-
-        assert (reads, writes) == (["SELECT"], [])
+        yield
         assert watcher.execute("PRAGMA data_version").fetchall() == before
         assert [connection.total_changes for connection in connections(store)] == changes
+
+
+def test_after_a_duplicate_the_next_one_costs_one_look_and_a_new_key_one_more(store: SqliteStore, path: Path) -> None:
+    store.claim(entry())
+
+    with traced(store) as (reads, writes):
+        with writing_nothing(store, path):
+            store.claim(entry())
+            # A new one was expected.
+            assert (reads, writes) == ([], ["INSERT", "SELECT"])
+            writes.clear()
+            store.claim(entry())
+            assert (reads, writes) == (["SELECT"], [])
+        store.claim(entry("other"))
+
+    assert (reads, writes) == (["SELECT"] * 2, ["INSERT"])
+
+
+def test_a_duplicate_that_is_done_is_found_by_one_look_unless_a_new_key_is_expected(store: SqliteStore) -> None:
+    mine = entry()
+    store.claim(mine)
+    store.finish(claim_of(mine), DONE)
+
+    assert store.find_done(mine.address) is None
+    store.claim(entry())
+    with traced(store) as (reads, writes):
+        found = store.find_done(mine.address)
+        assert store.find_done(entry("other").address) is None
+        assert store.find_done(mine.address) is None
+
+    assert found is not None
+    assert (found.attempt, found.result, found.omitted, found.remark) == (1, DONE.result, False, "")
+    assert (reads, writes) == (["SELECT"] * 2, [])
+
+
+def test_a_duplicate_waits_neither_for_another_process_nor_for_a_thread(store: SqliteStore, path: Path) -> None:
+    store.claim(entry())
+    found: list[object] = []
+
+    with another(path) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        found.append(store.claim(entry()))
+        writer.execute("ROLLBACK")
+    store.claim(entry("new"))
+    held, ends = threading.Event(), threading.Event()
+
+    def hold(_records: object) -> None:
+        held.set()
+        assert ends.wait(PATIENCE)
+
+    thread = threading.Thread(target=store._writing.do, args=(hold,))
+    thread.start()
+    assert held.wait(PATIENCE)
+    try:
+        found.append(store.claim(entry()))
+    finally:
+        ends.set()
+        thread.join()
+
+    assert all(isinstance(one, Record) for one in found)
 
 
 def test_extend_release_and_take_over_cost_one_write_each(store: SqliteStore) -> None:

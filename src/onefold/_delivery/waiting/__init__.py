@@ -39,6 +39,7 @@ def wait(step: Waiting, seat: Seat, context: Any, sent: float) -> tuple[float, R
     """Block until it is time to look; return how long it took, and what another waiter has found meanwhile."""
     began = time.monotonic()
     waiter: BlockingWaiter = _seated(seat, step, context, BlockingWaiter)
+    waiter.waits_for(step.found.token)
     waiter.has_looked(sent)
     told = _owner_is_here(step, context)
     if not told and hasattr(context.store, "listen"):
@@ -53,6 +54,7 @@ async def wait_async(step: Waiting, seat: Seat, context: Any, sent: float) -> tu
     """Suspend until it is time to look, as `wait` does."""
     began = time.monotonic()
     waiter: AwaitingWaiter = _seated(seat, step, context, AwaitingWaiter)
+    waiter.waits_for(step.found.token)
     waiter.has_looked(sent)
     told = _owner_is_here(step, context)
     if not told and hasattr(context.store, "listen"):

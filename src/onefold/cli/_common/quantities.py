@@ -62,7 +62,7 @@ def share_of(text: str, option: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:
-        raise Refusal(f"{option} {text!r} is not a share: write 5% or 0.05", WRONG_USAGE)
+        raise Refusal(f"{option} {text!r} is not a share: write one from 0% to 100%, such as 5% or 0.05", WRONG_USAGE)
     return share
 
 

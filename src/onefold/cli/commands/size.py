@@ -47,12 +47,13 @@ def size_command(
         bool, typer.Option("--fingerprint/--no-fingerprint", help="Whether payloads are compared.")
     ] = True,
     round_trip: Annotated[str, typer.Option("--round-trip", help="Network time to the server and back.")] = "0.5ms",
-    peak: Annotated[float, typer.Option("--peak", help="The busiest moment, as a multiple of the rate.")] = 1.0,
+    peak: Annotated[float, typer.Option("--peak", help="The busiest moment, as a multiple of the rate: 4.")] = 1.0,
     format: FormatOption = Format.TABLE,  # noqa: A002 - the option's name
 ) -> None:
-    """Estimate what a store has to hold and to do, from costs that were measured: without a store, all are compared.
+    """Estimate the disk or memory, connections and cores that a store needs, from measured costs.
 
-    Opens no store. The numbers are about right: measure your own with onefold stats once there are records.
+    Without --store, all stores are compared. No store is opened. The numbers are about right: measure your own with
+    onefold stats once there are records.
     """
     workload = Workload(
         rate=rate_of(rate, "--rate"),
@@ -80,7 +81,7 @@ def _time(text: str, option: str) -> float:
 
 def _finite(number: float, option: str) -> float:
     if not math.isfinite(number):
-        raise Refusal(f"{option}: give it a number that ends", WRONG_USAGE)
+        raise Refusal(f"{option}: give it a finite number", WRONG_USAGE)
     return number
 
 
@@ -145,7 +146,7 @@ def _row(costs: Costs, found: Size) -> list[str]:
 
 
 def _or_grows(number: float | None, said: Any) -> str:
-    return "it grows" if number is None else str(said(number))
+    return "unbounded" if number is None else str(said(number))
 
 
 def _lines(workload: Workload, costs: Costs, found: Size) -> Iterator[list[str]]:
@@ -153,7 +154,7 @@ def _lines(workload: Workload, costs: Costs, found: Size) -> Iterator[list[str]]
     where = "memory" if costs.in_memory else "disk"
     new = workload.rate * (1 - workload.duplicates)
     yield ["new keys", f"{in_words(found.records_a_day)} a day", f"{in_words(new)}/s"]
-    yield ["a record", in_bytes(found.record_bytes), f"on {costs.name}, with its indexes"]
+    yield ["a record", in_bytes(found.record_bytes), f"on {costs.name}, {_with(costs)}"]
     if found.records is not None and found.bytes is not None and found.provide is not None:
         yield ["records", in_words(found.records), f"{in_words(new)}/s kept for {as_text(workload.keep)}"]
         yield [f"{where}, records", in_bytes(found.bytes), ""]
@@ -163,23 +164,32 @@ def _lines(workload: Workload, costs: Costs, found: Size) -> Iterator[list[str]]
         yield [f"{where}, a year", in_bytes(found.bytes_a_day * DAYS_A_YEAR), ""]
     if found.log_a_day is not None:
         low, high = map(in_bytes, found.log_a_day)
-        yield ["log, a day", f"{low} to {high}", "the less, the rarer checkpoints are"]
-    yield from _work(workload, costs, found)
+        yield ["log, a day", f"{low} to {high}", "less with fewer checkpoints"]
     yield ["purge", *_purge(costs, found)]
+    yield from _work(workload, costs, found)
 
 
 def _work(workload: Workload, costs: Costs, found: Size) -> Iterator[list[str]]:
+    if workload.peak > 1:
+        why = f"{workload.peak:g} times the rate; what follows is for this moment"
+        yield ["peak", f"{in_words(workload.rate * workload.peak)}/s", why]
     trips = f"{costs.round_trips} for a new key, {costs.duplicate_round_trips} for a duplicate"
     yield ["round trips", f"{in_words(found.round_trips)}/s", trips]
     yield ["handlers at once", in_words(math.ceil(found.handlers)), f"each takes {_duration(workload.handler)}"]
     if found.connections is not None:
         held = "the handler, too" if workload.mode == "transactional" else "statements only"
-        why = f"busy half of the time with {held}; and one for each process"
+        why = f"busy half of the time, with {held}; add one for each process"
         yield ["connections", in_words(found.connections), why]
     if found.cores is not None:
         yield ["cores of the server", in_words(found.cores), "one by one; batches need less"]
     if found.write_units is not None:
         yield ["write units", f"{in_words(found.write_units)}/s", "one for each KB that is written or refused"]
+
+
+def _with(costs: Costs) -> str:
+    if costs.in_memory:
+        return "with its key and its place in the hash tables"
+    return "with its key" if costs.billed_bytes else "with its indexes"
 
 
 def _duration(seconds: float) -> str:

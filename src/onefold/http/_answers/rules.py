@@ -149,8 +149,11 @@ def settled(rules: Rules, answer: Answer, *, begun: bool = False) -> Answer:
 
 
 def _of_every_delivery(answer: Answer) -> list[tuple[bytes, bytes]]:
-    left_out = NOT_REPLAYED | _of_this_connection(answer)
-    return [(name, value) for name, value in answer.headers if name.lower() not in left_out]
+    kept = [(name, value) for name, value in answer.headers if name.lower() not in NOT_REPLAYED]
+    if len(kept) == len(answer.headers):
+        return kept
+    left_out = _of_this_connection(answer)
+    return [(name, value) for name, value in kept if name.lower() not in left_out] if left_out else kept
 
 
 def _of_this_connection(answer: Answer) -> set[bytes]:

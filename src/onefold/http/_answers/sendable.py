@@ -85,6 +85,8 @@ def is_sendable(answer: Answer) -> bool:
 
 def _as_bytes(text: Any) -> bytes:
     """Return a header's name or value as bytes. Servers accept text, too, if it is Latin-1."""
+    if type(text) is bytes:
+        return text
     if isinstance(text, str):
         return text.encode("latin-1")
     if isinstance(text, (bytes, bytearray, memoryview)):

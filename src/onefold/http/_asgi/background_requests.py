@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from onefold import AsyncGuard
 from onefold.http._asgi.captured_response import CapturedResponse
+from onefold.http._asgi.tasks import WatchedTask
 
 # How long the shutdown of the application waits for requests that its server has abandoned.
 GRACE: Final = 30.0
@@ -31,31 +33,50 @@ class BackgroundRequests:
     def __init__(self) -> None:
         self._running: set[_Running] = set()
 
-    async def to_its_end(self, exchange: Coroutine[Any, Any, None], captured: CapturedResponse) -> None:
-        """Wait for the exchange. If we are cancelled before its response is sent, let it continue alone.
+    async def to_its_end(
+        self, exchange: Coroutine[Any, Any, None], captured: CapturedResponse, close: Callable[[], None]
+    ) -> None:
+        """Wait for the exchange, and `close` what it has used. If we are cancelled before its response is sent, let it
+        continue alone.
 
         Work after the response is not guarded: it is cancelled with us, as without a key.
         """
-        task = asyncio.ensure_future(exchange)
-        running = self._enter(task, math.inf)
-        captured.on_sent = lambda: self._leave(running)
+        running = _Running(asyncio.get_running_loop(), math.inf)
+        self._running.add(running)
+        leave = captured.on_sent = partial(self._leave, running)
+        watched = WatchedTask(_closing(exchange, captured, close), leave)
+        cancelled: asyncio.CancelledError | None = None
         try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            # Cancel the application at once, not through our task: a server does not wait for requests that it has
-            # cancelled.
-            if running.over.done() and captured.cancel():
-                self._enter(task, CLEAN_UP)
-                await task
-                if captured.is_cancelled:
-                    raise
-                return
-            # Its background tasks are not interrupted either: only we wait for them.
-            captured.on_sent = _nothing
-            captured.stop_sending()
-            task.add_done_callback(_told)
-            raise
-        task.result()
+            await watched.wait()
+        except asyncio.CancelledError as error:
+            if captured.rest is None or captured.rest.done():
+                # Its background tasks are not interrupted either: only we wait for them.
+                captured.on_sent = _nothing
+                captured.is_alone = True
+                captured.give_up_sending()
+                watched.task.add_done_callback(_told)
+                if watched.task.done():
+                    close()
+                raise
+            cancelled = error
+        try:
+            await self._rest(captured, cancelled)
+            watched.task.result()
+        finally:
+            close()
+
+    async def _rest(self, captured: CapturedResponse, cancelled: asyncio.CancelledError | None) -> None:
+        """Wait for the application's work after its response. Whoever cancels us cancels that, as without a key."""
+        task = captured.rest
+        if task is None:
+            return
+        if cancelled is not None:
+            # At once: a server does not wait for requests that it has cancelled.
+            task.cancel()
+            self._enter(task, CLEAN_UP)
+        await captured.last(lambda: self._enter(task, CLEAN_UP))
+        if cancelled is not None and task.cancelled():
+            raise cancelled
 
     async def empty(self) -> None:
         """Wait until no exchange is in progress, or the grace is over: one grace per request, for all that wait."""
@@ -70,11 +91,10 @@ class BackgroundRequests:
                 return
             await asyncio.wait({waited_for[0].over}, timeout=waited_for[0].ends - loop.time())
 
-    def _enter(self, task: asyncio.Task[None], seconds: float) -> _Running:
+    def _enter(self, task: asyncio.Task[None], seconds: float) -> None:
         running = _Running(task.get_loop(), seconds)
         self._running.add(running)
         task.add_done_callback(lambda _task: self._leave(running))
-        return running
 
     def _here(self, loop: asyncio.AbstractEventLoop) -> list[_Running]:
         # A copy: other threads have their own loops.
@@ -117,6 +137,15 @@ def _limit_all(loop: asyncio.AbstractEventLoop, ends: float) -> None:
     for background in tuple(_by_guard.values()):
         for running in background._here(loop):
             running.ends = min(running.ends, ends)
+
+
+async def _closing(exchange: Coroutine[Any, Any, None], captured: CapturedResponse, close: Callable[[], None]) -> None:
+    """Close what an exchange has used, if nobody else does."""
+    try:
+        await exchange
+    finally:
+        if captured.is_alone:
+            close()
 
 
 def _nothing() -> None:

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, Final
 
+from onefold._concurrency.deadlines import deadlines
 from onefold.http._answers.capture import Capture
 from onefold.http._answers.rules import NotFinal, ServerFailed, failed_with
 from onefold.http._asgi.client_gone import ClientGone, DisconnectMonitor
+from onefold.http._asgi.tasks import WatchedTask
 from onefold.http._exchange.rules import LOG, Ended, Exchange
 from onefold.http._shared.messages import Answer, Body, Request
 from onefold.http._shared.routing import TOLD_BY_THE_FRAMEWORK, unmatched_asgi
@@ -44,14 +46,15 @@ class CapturedResponse:
         self._client_says = receive
         self._to_client = send
         self._exchange = exchange
-        self._task: asyncio.Task[None] | None = None
+        self._running: WatchedTask | None = None
         self._capture = Capture(exchange.body_max, request.method)
         # The answer to remember, if it was produced here.
         self.made: Answer | None = None
         # Messages that have not been sent to the client yet.
         self._held: list[Message] = []
-        # Set once the response is complete, or the application has ended without one.
-        self._settled = asyncio.Event()
+        # Whether the response is complete, or the application has ended without one; and who waits for that.
+        self._is_settled = False
+        self._on_settled: asyncio.Future[None] | None = None
         self._whole = False
         # A stream that continued without a client, and is notified of that.
         self._given_up = False
@@ -59,15 +62,23 @@ class CapturedResponse:
         self._monitor = DisconnectMonitor(receive, self._give_up)
         # An event stream, which is not waited for. Its client sees it once the claim has been released.
         self._freed = False
-        # Set once the claim has ended, and once the held-back messages are sent. Until then the application waits at
+        # Whether the claim has ended, and whether the held-back messages are sent. Until then the application waits at
         # the end of its response: its next step may end the process, or keep it busy.
-        self._claim_ended = asyncio.Event()
-        self._sent = asyncio.Event()
+        self._is_claim_ended = False
+        self._is_sent = False
+        self._may_go_on = asyncio.Event()
         self._holds_back = True
+        # Whether the request was given up, so that nobody else waits for the application's work after its response.
+        self.is_alone = False
+        # The application, if it may be at work after its response, and somebody else has to wait for it.
+        self.rest: asyncio.Task[None] | None = None
         # Called once nothing is held back any more: later work is not part of the request.
         self.on_sent: Callable[[], None] = lambda: None
-        # Whether the client has seen a part of the response.
+        # Whether the client has seen a part of the response; the task that is sending to it now, if any; and whether we
+        # have cancelled that.
         self.is_seen = False
+        self._sending: asyncio.Task[Any] | None = None
+        self._is_interrupted = False
         self._error: Exception | None = None
 
     async def settled(self) -> Answer:
@@ -81,21 +92,22 @@ class CapturedResponse:
         return self.made
 
     async def _answer(self) -> Answer:
-        self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
-        self._task.add_done_callback(lambda _task: self._settle())
+        self._on_settled = asyncio.get_running_loop().create_future()
+        self._running = WatchedTask(self._app(self._scope, self._receive, self._send), self._settle)
+        task = self._running.task
         try:
-            await self._settled.wait()
+            await self._on_settled
         except asyncio.CancelledError:
             # The claim may end only when the application has.
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            task.cancel()
+            await asyncio.wait({task})
             raise
         finally:
             self._monitor.end()
         if self._freed:
             raise NotFinal
         if not self._whole:
-            why = self._why(self._task)
+            why = self._why(task)
             if self._given_up:
                 # Whatever the application made of it.
                 why = ClientGone()
@@ -105,7 +117,7 @@ class CapturedResponse:
 
     async def end(self) -> None:
         """Send the held-back messages, and let the application finish. Raise the application's own error."""
-        self._claim_ended.set()
+        self._is_claim_ended = True
         failure = self._failure()
         if failure is not None and not self.is_seen:
             # The start has not been sent, so the error can still become a better response: a remembered one, or the
@@ -114,7 +126,7 @@ class CapturedResponse:
             await self._send_failure()
         await self._flush()
         self._let_on()
-        await self._last()
+        await self._leave_rest()
         if failure is not None:
             raise failure
         if self._error is not None:
@@ -128,9 +140,9 @@ class CapturedResponse:
 
     def _failure(self) -> BaseException | None:
         """Return why there is no response, for the server to log; None for a stream that ended for lack of a client."""
-        if self._freed or self._given_up or self._task is None:
+        if self._freed or self._given_up or self._running is None:
             return None
-        return self._capture.malformed if self._whole else self._why(self._task)
+        return self._capture.malformed if self._whole else self._why(self._running.task)
 
     def _why(self, task: asyncio.Task[None]) -> BaseException:
         if task.cancelled():
@@ -149,27 +161,31 @@ class CapturedResponse:
 
     async def _instead(self, answer: Answer) -> None:
         """Send this instead of the application's response, which is dropped."""
-        self._claim_ended.set()
+        self._is_claim_ended = True
         self._held.clear()
-        await send_answer(self._to_client, answer)
+        await send_answer(self._pass_on, answer)
         self.stop_sending()
         self._let_on()
-        await self._last()
+        await self._leave_rest()
+        if self._error is not None:
+            raise self._error
 
     def stop_sending(self) -> None:
         """Stop sending: the client has disconnected."""
         self._monitor.gone()
-        if self._freed and self._task is not None:
+        if self._freed and self._running is not None:
             # It is unguarded, and may be endless: it ends as it would without a key.
-            self._task.cancel()
+            self._running.task.cancel()
 
-    def cancel(self) -> bool:
-        """Cancel the application's work after its response. Return whether there was anything to cancel."""
-        return self._task is not None and self._task.cancel()
+    def give_up_sending(self) -> None:
+        """Stop sending, also a message that is being sent: the request was cancelled.
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._task is not None and self._task.cancelled()
+        With it, the layers around us were: one of them may never take the message.
+        """
+        self.stop_sending()
+        if self._sending is not None:
+            self._is_interrupted = True
+            self._sending.cancel()
 
     def let_go(self) -> None:
         """Let the application continue, however the exchange ended: nothing may wait for the end of its claim any more.
@@ -177,43 +193,56 @@ class CapturedResponse:
         An exchange that broke off (the guard raised something unexpected, the loop ends) leaves a response without a
         receiver.
         """
-        if not self._sent.is_set():
+        if not self._is_sent:
             self._held.clear()
             self.stop_sending()
             self._let_on()
 
     def _let_on(self) -> None:
         self._holds_back = False
-        self._claim_ended.set()
-        self._sent.set()
+        self._is_claim_ended = self._is_sent = True
+        self._may_go_on.set()
         self._may_hear_of_the_client.set()
         self.on_sent()
 
     def _settle(self) -> None:
-        self._settled.set()
+        self._is_settled = True
+        if self._on_settled is not None and not self._on_settled.done():
+            self._on_settled.set_result(None)
 
     def _give_up(self) -> None:
-        if not self._settled.is_set():
+        if not self._is_settled:
             self._given_up = True
             self._may_hear_of_the_client.set()
 
-    async def _last(self) -> None:
-        """Wait for the application's work after its response. Cancelling us cancels that, as without a key."""
-        if self._task is None:
+    async def _leave_rest(self) -> None:
+        """Leave the application's work after its response to the request, which waits for it; or wait here."""
+        if self._running is None:
             return
+        if self.is_alone:
+            await self.last()
+        else:
+            self.rest = self._running.task
+
+    async def last(self, on_cancelled: Callable[[], None] = lambda: None) -> None:
+        """Wait for the application's work after its response. Cancelling us cancels that, as without a key."""
+        if self._running is None:
+            return
+        task = self._running.task
         cancelled: asyncio.CancelledError | None = None
-        while not self._task.done():
+        while not task.done():
             try:
-                await asyncio.wait({self._task})
+                await self._running.wait()
             except asyncio.CancelledError as error:
                 cancelled = error
-                self._task.cancel()
-        if self._task.cancelled():
+                task.cancel()
+                on_cancelled()
+        if task.cancelled():
             if cancelled is not None:
                 raise cancelled
         elif self._whole or self._freed:
             # Raise the error of a background task or an event stream, for the server to log.
-            self._task.result()
+            task.result()
 
     async def _receive(self) -> Message:
         """Return the body; then wait until the claim has ended.
@@ -253,17 +282,22 @@ class CapturedResponse:
                 await self._until_remembered()
 
     async def _until_remembered(self) -> None:
+        bounds = deadlines()
+        bound = bounds.add(REMEMBER_SECONDS, self._go_on_anyway)
         try:
-            async with asyncio.timeout(REMEMBER_SECONDS):
-                await self._claim_ended.wait()
-        except TimeoutError:
-            LOG.warning(
-                "a response was not remembered within %g s, and its application continues. Does it keep a "
-                "transaction open after its response, for which the store waits? Commit before you respond",
-                REMEMBER_SECONDS,
-            )
-        else:
-            await self._sent.wait()
+            await self._may_go_on.wait()
+        finally:
+            bounds.remove(bound)
+
+    def _go_on_anyway(self) -> None:
+        if self._is_claim_ended:
+            return
+        LOG.warning(
+            "a response was not remembered within %g s, and its application continues. Does it keep a "
+            "transaction open after its response, for which the store waits? Commit before you respond",
+            REMEMBER_SECONDS,
+        )
+        self._may_go_on.set()
 
     async def _begin(self, start: Message) -> None:
         self._capture.begin(start.get("status"), start["headers"])
@@ -272,7 +306,7 @@ class CapturedResponse:
             # again.
             self._freed = True
             self._settle()
-            await self._sent.wait()
+            await self._may_go_on.wait()
 
     async def _flush(self) -> None:
         while self._held:
@@ -287,8 +321,12 @@ class CapturedResponse:
             await asyncio.sleep(0)
             return
         self.is_seen = True
+        task = self._sending = asyncio.current_task()
         try:
             await self._to_client(message)
+        except asyncio.CancelledError:
+            if not self._is_interrupted or (task is not None and task.cancelling() > 1):
+                raise
         except OSError:
             # This is how servers report a disconnected client. The handler need not know.
             self._monitor.gone()
@@ -296,6 +334,11 @@ class CapturedResponse:
             # A layer between us and the server has failed; the handler's effect has happened anyway.
             self._monitor.gone()
             self._error = error
+        finally:
+            self._sending = None
+            if self._is_interrupted and task is not None:
+                self._is_interrupted = False
+                task.uncancel()
 
 
 def reading_again(body: Body, receive: Receive) -> Receive:

@@ -186,11 +186,16 @@ class Exchange:
         """
         if request.method not in self._methods:
             return True
-        return not getattr(self._key, "needs_body", True) and self._keyless(request, self._key_of(request, _NO_BODY))
+        if getattr(self._key, "needs_body", True):
+            return False
+        key = self._key_of(request, _NO_BODY)
+        request.key_of = (self, key)
+        return self._keyless(request, key)
 
     def guard_request(self, request: Request, body: Body) -> GuardRequest | None:
         """Return the request to the guard; None if it has no key, and needs none. Raise `Refused`."""
-        key = self._key_of(request, body)
+        known = request.key_of
+        key = known[1] if known is not None and known[0] is self else self._key_of(request, body)
         if self._keyless(request, key):
             return None
         scope = self._caller_at(request)

@@ -8,13 +8,20 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 from onefold.http._shared.messages import Body, Request
 
 # Returns what has to be equal in all requests with one key, besides host, method and path.
 RequestFingerprint = Callable[[Request, Body], Any]
+
+# The parameters of a media type.
+Parameters = tuple[tuple[str, str], ...]
+
+# Media types and host names up to this length are remembered with what they mean.
+USUAL_MAX: Final = 255
 
 # RFC 2046. A boundary of another form is not used: its body is compared byte by byte, including its boundary.
 BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
@@ -75,16 +82,26 @@ def parameters_of(value: str) -> list[tuple[str, str]]:
     return [(name.lower(), _bare(found)) for name, found in PARAMETER.findall(semicolon + rest)]
 
 
-def _boundary_of(kind: str, parameters: list[tuple[str, str]]) -> bytes | None:
+def _boundary_of(kind: str, parameters: Parameters) -> bytes | None:
+    if not parameters:
+        return None
     found = [value for name, value in parameters if name == "boundary"]
     if not kind.startswith("multipart/") or len(found) != 1 or not BOUNDARY.fullmatch(found[0]):
         return None
     return found[0].encode("ascii")
 
 
-def _media_type(request: Request) -> tuple[str, list[tuple[str, str]]]:
+def _media_type(request: Request) -> tuple[str, Parameters]:
     value = request.header("Content-Type") or ""
-    return value.partition(";")[0].strip().lower(), parameters_of(value)
+    return _usual_type(value) if len(value) <= USUAL_MAX else _parsed_type(value)
+
+
+def _parsed_type(value: str) -> tuple[str, Parameters]:
+    return value.partition(";")[0].strip().lower(), tuple(parameters_of(value))
+
+
+# An API has a few media types, and all its clients send them.
+_usual_type = lru_cache(maxsize=64)(_parsed_type)
 
 
 def _bare(value: str) -> str:
@@ -93,8 +110,10 @@ def _bare(value: str) -> str:
     return value.strip()
 
 
-def _written(kind: str, parameters: list[tuple[str, str]]) -> str:
+def _written(kind: str, parameters: Iterable[tuple[str, str]]) -> str:
     """Write a media type in one form. The name of a character set is case-insensitive."""
+    if not parameters:
+        return kind
     small = [(name, value.lower() if name == "charset" else value) for name, value in parameters]
     return "".join([kind, *(f";{name}={len(value)}:{value}" for name, value in sorted(small))])
 
@@ -176,8 +195,15 @@ def host_of(request: Request) -> str:
 
 def is_address(host: str) -> bool:
     """Return whether this is the address of a machine, rather than the name of a service."""
+    return _is_usual_address(host) if len(host) <= USUAL_MAX else _is_address(host)
+
+
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
     return True
+
+
+_is_usual_address = lru_cache(maxsize=256)(_is_address)

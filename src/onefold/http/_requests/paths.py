@@ -13,6 +13,9 @@ from urllib.parse import unquote
 
 SLASHES: Final = re.compile("//+")
 
+# A path in which nothing is escaped, no slash is doubled, and no query follows.
+PLAIN: Final = re.compile(rb"(?:/[!-$&-.0->@-~]+)+/?|/")
+
 
 class Path(NamedTuple):
     """The path of a request, and the part of it that a retry has to repeat: usually the same.
@@ -33,6 +36,9 @@ def path_of(scope: Mapping[str, Any]) -> Path:
     """
     path: str = scope["path"]
     raw = scope.get("raw_path")
+    if isinstance(raw, bytes) and PLAIN.fullmatch(raw) and raw.decode() == path:
+        # Nothing is escaped, and no mount has changed it: so it is for most requests.
+        return Path(path, path)
     root = str(scope.get("root_path") or "").rstrip("/")
     if not isinstance(raw, bytes) or not raw:
         return Path(path, path if f"{path}/".startswith(f"{root}/") else root + path)

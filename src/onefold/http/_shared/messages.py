@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import IO, Any, Final
 
 import msgspec
@@ -29,7 +30,18 @@ LOG = logging.getLogger("onefold.http")
 class Request:
     """A request as the rules see it. Header names are case-insensitive."""
 
-    __slots__ = ("_headers", "_host", "compared_path", "method", "native", "path", "path_below_mounts", "query")
+    __slots__ = (
+        "_by_name",
+        "_headers",
+        "_host",
+        "compared_path",
+        "key_of",
+        "method",
+        "native",
+        "path",
+        "path_below_mounts",
+        "query",
+    )
 
     def __init__(
         self,
@@ -54,6 +66,10 @@ class Request:
         # The framework's own request: a scope, an environ, a request object.
         self.native = native
         self._headers = headers
+        # The key, and who has found it without the body.
+        self.key_of: tuple[object, str | None] | None = None
+        # The values of each header, by its name in lower case; made when it is first needed.
+        self._by_name: dict[bytes, list[bytes]] | None = None
         self._host = host
 
     @property
@@ -63,13 +79,22 @@ class Request:
 
     def headers(self, name: str) -> list[bytes]:
         """Return every value of this header, as it was sent."""
-        wanted = name.lower().encode("latin-1")
-        return [value for key, value in self._headers if key.lower() == wanted]
+        if self._by_name is None:
+            self._by_name = {}
+            for key, value in self._headers:
+                self._by_name.setdefault(key.lower(), []).append(value)
+        return list(self._by_name.get(_wanted(name), ()))
 
     def header(self, name: str) -> str | None:
         """Return the first value of this header."""
         found = self.headers(name)
         return found[0].decode("latin-1").strip() if found else None
+
+
+@lru_cache(maxsize=64)
+def _wanted(name: str) -> bytes:
+    """Return the name of a header as it is looked up. A program asks for a few."""
+    return name.lower().encode("latin-1")
 
 
 class Answer(msgspec.Struct, frozen=True):

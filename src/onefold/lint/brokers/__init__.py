@@ -14,7 +14,7 @@ from onefold.config.wording import said, spelled
 from onefold.health.examine import unreachable
 from onefold.health.report import Check, Report, green, red, yellow
 from onefold.lint import rules
-from onefold.lint.brokers import kafka, rabbitmq, sqs
+from onefold.lint.brokers import kafka, nats, rabbitmq, redis, sqs
 from onefold.lint.brokers.answers import Answer, Ask, Silent
 from onefold.lint.settings import joined
 from onefold.lint.settings.found import Role
@@ -27,7 +27,12 @@ BROKERS: Final[Mapping[str, Ask]] = {
     "http": rabbitmq.over_management,
     "https": rabbitmq.over_management,
     "kafka": kafka.ask,
+    "nats": nats.ask,
+    "redis": redis.ask,
+    "rediss": redis.ask,
     "sqs": sqs.ask,
+    "valkey": redis.ask,
+    "valkeys": redis.ask,
 }
 
 # How a check is called, by what its setting says.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from onefold.lint.settings.found import NUMBER_MAX
+
+# Deeper than anybody writes. Python's own limit is another's: a library may raise it.
+NESTED_MAX: Final = 100
 
 
 class NotLiteral(ValueError):
@@ -16,21 +19,28 @@ class NotLiteral(ValueError):
 
 def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of a number, a text, a sum or product of numbers, a `timedelta`, or a name for one of them."""
+    return _literal(node, names, NESTED_MAX)
+
+
+def _literal(node: ast.expr, names: Mapping[str, Any], deeper: int) -> Any:
+    if not deeper:
+        raise NotLiteral
+
+    def number(inner: ast.expr) -> float:
+        return _number(_literal(inner, names, deeper - 1))
+
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name) if name in names:
             return names[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(literal(operand, names))
+            return -number(operand)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as operator, right=right):
-            return _calculated(operator, _number(literal(left, names)), _number(literal(right, names)))
+            return _calculated(operator, number(left), number(right))
         case ast.Call(func=ast.Name(id="timedelta") | ast.Attribute(attr="timedelta"), args=args, keywords=keywords):
             try:
-                return timedelta(
-                    *(_number(literal(one, names)) for one in args),
-                    **{str(one.arg): _number(literal(one.value, names)) for one in keywords},
-                )
+                return timedelta(*map(number, args), **{str(one.arg): number(one.value) for one in keywords})
             except (TypeError, OverflowError):
                 raise NotLiteral from None
     raise NotLiteral

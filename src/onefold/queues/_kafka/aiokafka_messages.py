@@ -44,10 +44,10 @@ class DeadLetters(DeadLettersBase):
     def __init__(self, producer: AIOKafkaProducer, topic: str, *, within: Duration = WITHIN) -> None:
         super().__init__(producer, topic, within=within)
 
-    async def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
+    async def bury(self, delivery: Delivery, operation: str, reason: str, digest: str = "") -> bool:
         """Produce the dead letter. Return whether the broker has confirmed it."""
         message = delivery.native
-        headers = letter_headers(message.headers, delivery.spot, operation, reason)
+        headers = letter_headers(message.headers, delivery.spot, operation, reason, digest)
 
         async def produce(letter: Letter) -> object:
             return await _confirmed(

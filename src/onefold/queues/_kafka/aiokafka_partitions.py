@@ -93,7 +93,7 @@ class Partitions(GuardedConsumer, ConsumerRebalanceListener):  # type: ignore[mi
     async def _step(self, step: Step) -> Any:
         match step:
             case Bury(delivery, reason):
-                return await self._dead_letter.bury(delivery, self._operation, reason)
+                return await self._dead_letter.bury(delivery, self._operation, reason, self._digest_of(delivery))
             case Commit(offsets):
                 return await self._commit(offsets)
             case Position(partition):

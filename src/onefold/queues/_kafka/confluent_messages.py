@@ -54,10 +54,10 @@ class DeadLetters(DeadLettersBase):
     def __init__(self, producer: Producer, topic: str, *, within: Duration = WITHIN) -> None:
         super().__init__(producer, topic, within=within)
 
-    def bury(self, delivery: Delivery, operation: str, reason: str) -> bool:
+    def bury(self, delivery: Delivery, operation: str, reason: str, digest: str = "") -> bool:
         """Produce the dead letter. Return whether the broker has confirmed it."""
         message = delivery.native
-        headers = letter_headers(message.headers(), delivery.spot, operation, reason)
+        headers = letter_headers(message.headers(), delivery.spot, operation, reason, digest)
         whole = not isinstance(delivery.message.headers, Unreadable)
 
         def produce(letter: Letter) -> object:
@@ -116,10 +116,11 @@ def _confirmed(producer: Producer, topic: str, value: Any, key: Any, headers: An
 
 def delivery_of(message: Any, ledger: Ledger) -> Delivery:
     spot = ledger.spot(message.topic(), message.partition(), message.offset())
-    return Delivery(spot, message_of(message.value(), _headers_of(message), spot), message)
+    return Delivery(spot, message_of(message.value(), headers_of(message), spot), message)
 
 
-def _headers_of(message: Any) -> Any:
+def headers_of(message: Any) -> Any:
+    """Return the headers of a message; `Unreadable` if a name among them is not text."""
     try:
         return _asked_for_headers(message)
     except (SystemError, UnicodeDecodeError):

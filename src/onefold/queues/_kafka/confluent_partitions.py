@@ -90,7 +90,7 @@ class Partitions(GuardedConsumer):
         consumer = self._consumer
         match step:
             case Bury(delivery, reason):
-                return self._dead_letter.bury(delivery, self._operation, reason)
+                return self._dead_letter.bury(delivery, self._operation, reason, self._digest_of(delivery))
             case Commit(offsets):
                 return self._commit(offsets)
             case Position(partition):

@@ -53,6 +53,7 @@ class GuardedConsumer:
         self._consumer = consumer
         self._dead_letter = dead_letter
         self._operation = operation
+        self._address_of = address_of
         self._offsets = options.get("offsets")
         self._one = one
         self._many = many
@@ -62,6 +63,11 @@ class GuardedConsumer:
     def _check_commits(self, consumer: Any) -> None:
         """Raise `UsageError` unless the consumer leaves the offsets to us."""
         raise NotImplementedError
+
+    def _digest_of(self, delivery: Delivery) -> str:
+        """Return the digest of a message's record, for its dead letter; empty if it has no usable key."""
+        address = self._address_of(delivery.message)
+        return address.digest if address.key else ""
 
     def _is_subscribed(self) -> bool:
         """Return whether its partitions come and go: those of a manually assigned consumer do not."""

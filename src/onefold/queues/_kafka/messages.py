@@ -22,7 +22,7 @@ WITHIN: Final = 30.0
 CHANGED_HEADER: Final = "x-onefold-changed"
 # The headers of a dead letter. A sender's header that only shares the prefix is the sender's.
 OURS: Final = frozenset(
-    {CHANGED_HEADER, *map("x-onefold-{}".format, ("topic", "partition", "offset", "operation", "reason"))}
+    {CHANGED_HEADER, *map("x-onefold-{}".format, ("topic", "partition", "offset", "operation", "reason", "digest"))}
 )
 
 UNREADABLE: Final = "the name of one of its headers is not UTF-8, so they cannot be read"
@@ -86,11 +86,11 @@ def message_of(body: bytes | None, headers: Iterable[tuple[str, Any]] | Unreadab
 
 
 def letter_headers(
-    headers: Iterable[tuple[str, Any]] | None, spot: Spot, operation: str, reason: str
+    headers: Iterable[tuple[str, Any]] | None, spot: Spot, operation: str, reason: str, digest: str = ""
 ) -> list[tuple[str, Any]]:
-    """Return the headers that a dead letter has in addition to its message's."""
+    """Return the headers that a dead letter has in addition to its message's; a digest only if it has a key."""
     origin = {"topic": spot.partition.topic, "partition": spot.partition.number, "offset": spot.offset}
-    facts = {**origin, "operation": operation, "reason": reason}
+    facts = {**origin, "operation": operation, "reason": reason, **({"digest": digest} if digest else {})}
     ours = [(f"x-onefold-{name}", str(value).encode(errors="replace")) for name, value in facts.items()]
     return [*(pair for pair in headers or () if pair[0] not in OURS), *ours]
 

@@ -10,16 +10,27 @@ import enum
 import hashlib
 import logging
 import math
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from onefold import UsageError
 from onefold._checks import at_least
 from onefold._concurrency.generators import Flow
 from onefold.durations import Duration, seconds
+from onefold.queues._shared import failures, sends
+from onefold.queues._shared.dead_letters import (
+    DEAD_LETTER_DELAY,
+    DIGEST_HEADER,
+    OPERATION_HEADER,
+    REASON_HEADER,
+    REASON_MAX,
+    TIME_HEADER,
+    fitting,
+    plain,
+)
+from onefold.queues._shared.failures import ATTEMPTS, Failures, delay_after, times_failed
 from onefold.queues._shared.logs import Waits, buried, found_at
 from onefold.queues._shared.verdict import SOON, Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import KEY_HEADER, Message
@@ -27,48 +38,29 @@ from onefold.stores.base import Address
 
 log = logging.getLogger("onefold.queues.rabbitmq")
 
-# The prefix of our headers.
-REASON_HEADER: Final = "x-onefold-reason"
-# The digest of the key, as in logs and `onefold show`.
-DIGEST_HEADER: Final = "x-onefold-digest"
-DROPPED_HEADER: Final = "x-onefold-dropped-headers"
-OPERATION_HEADER: Final = "x-onefold-operation"
 EXCHANGE_HEADER: Final = "x-onefold-exchange"
 ROUTING_KEY_HEADER: Final = "x-onefold-routing-key"
 # The headers of a dead letter. A sender's header that only shares the prefix is the sender's.
-OURS: Final = frozenset({REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER})
+OURS: Final = frozenset(
+    {REASON_HEADER, DIGEST_HEADER, OPERATION_HEADER, TIME_HEADER, EXCHANGE_HEADER, ROUTING_KEY_HEADER}
+)
 
-# The same as `Policy.max_attempts`: then the message goes to the dead letters.
-ATTEMPTS: Final = 5
-
-# The delay between two attempts, doubled each time.
-FAILED_DELAY: Final = 1.0
-FAILED_DELAY_MAX: Final = 60.0
-DOUBLINGS_MAX: Final = 10
+FAILED_DELAY: Final = failures.FAILED_DELAY
 
 # RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes (its `consumer_timeout`).
 CONSUMER_TIMEOUT: Final = 30 * 60.0
 UNACKED_MAX: Final = 15 * 60.0
 
-# The pause before a dead-letter queue that does not take a message is tried again.
-DEAD_LETTER_DELAY: Final = 5.0
-
-# How many failing messages a consumer counts if the broker does not: the oldest are forgotten.
-FAILING_MAX: Final = 10_000
-
 # All properties of a message, including our headers, have to fit into one frame, 128 KiB by default.
 FRAME_MAX: Final = 131_072
 # A sixteenth of it is for the frame itself, and for headers that a broker adds when it forwards a message.
 FRAME_SHARE: Final = 15 / 16
-REASON_MAX: Final = 1_000
 
 # The limit of AMQP for a property.
 SHORT_MAX: Final = 255
 
 # A sender survives a restart of the broker: half a minute.
 SEND_TRIES: Final = 12
-SEND_DELAY: Final = 0.1
-SEND_DELAY_MAX: Final = 5.0
 
 # A message that the broker has not confirmed by then is sent again.
 CONFIRM_SECONDS_MAX: Final = 30.0
@@ -153,7 +145,7 @@ class Rules:
     attempts: int = ATTEMPTS
     unacked_max: float = UNACKED_MAX
     waits: Waits = field(default_factory=Waits)
-    _failures: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    _failures: Failures = field(default_factory=Failures)
 
     def after(self, verdict: Verdict, delivery: Delivery, unacked_for: float, address: Address | None = None) -> Step:
         """Decide what to do with a message that was delivered this many seconds ago.
@@ -164,7 +156,7 @@ class Rules:
         match verdict:
             case Ack():
                 if self._failures:
-                    self._failures.pop(_digest(delivery), None)
+                    self._failures.forget(_digest(delivery))
                 return Step("ack")
             case Later():
                 return self._later(verdict, where, unacked_for)
@@ -188,15 +180,14 @@ class Rules:
         return GIVEN_BACK
 
     def _failed(self, error: Exception, delivery: Delivery, where: str) -> Step:
-        attempt = self._attempt(delivery)
+        # A classic queue forwards a count that its message brought along, and never increases it.
+        attempt = self._failures.add(_digest(delivery), delivery.broker_count or 0)
         what = named(error)
         log.debug("%s: the handler raised", where, exc_info=error)
         if attempt >= self.attempts:
-            # It may be moved back to the queue, and then counts as new.
-            self._failures.pop(_digest(delivery), None)
-            times = "once," if attempt == 1 else f"{attempt} times, the last time"
-            return self._never(f"it failed {times} with {what}", where)
-        delay = min(FAILED_DELAY * 2 ** min(attempt - 1, DOUBLINGS_MAX), FAILED_DELAY_MAX)
+            self._failures.forget(_digest(delivery))
+            return self._never(times_failed(attempt, what), where)
+        delay = delay_after(attempt, FAILED_DELAY)
         log.warning("%s: attempt %d failed: %s; given back in %.3g s", where, attempt, what, delay)
         return Step("give back", delay)
 
@@ -217,23 +208,17 @@ class Rules:
             where,
         )
 
-    def _attempt(self, delivery: Delivery) -> int:
-        digest = _digest(delivery)
-        # A classic queue forwards a count that its message brought along, and never increases it.
-        attempt = max(self._failures.pop(digest, 0), delivery.broker_count or 0) + 1
-        self._failures[digest] = attempt
-        if len(self._failures) > FAILING_MAX:
-            self._failures.popitem(last=False)
-        return attempt
-
     def dead(self, delivery: Delivery, reason: str, address: Address | None = None) -> Dead:
         """Return the message as a dead letter: unchanged, with the reason, and the digest of its record."""
-        headers = {name: value for name, value in delivery.headers.items() if name not in NOT_COPIED}
+        # Not a digest of the sender's: a person may let the record with this digest run again.
+        theirs = NOT_COPIED | OURS
+        headers = {name: value for name, value in delivery.headers.items() if name not in theirs}
         headers |= {
-            REASON_HEADER: _plain(reason)[:REASON_MAX],
+            REASON_HEADER: plain(reason)[:REASON_MAX],
             OPERATION_HEADER: self.operation,
-            EXCHANGE_HEADER: _plain(delivery.exchange),
-            ROUTING_KEY_HEADER: _plain(delivery.routing_key),
+            EXCHANGE_HEADER: plain(delivery.exchange),
+            ROUTING_KEY_HEADER: plain(delivery.routing_key),
+            TIME_HEADER: int(time.time()),
         }
         if address is not None and address.key:
             headers[DIGEST_HEADER] = address.digest
@@ -278,7 +263,7 @@ def sent_properties(key: str, headers: Mapping[str, Any] | None, content_type: s
 
 def pauses() -> list[float]:
     """Return how long a sender waits between its attempts."""
-    return [min(SEND_DELAY * 2**number, SEND_DELAY_MAX) for number in range(SEND_TRIES - 1)]
+    return sends.pauses(SEND_TRIES)
 
 
 def confirmed(
@@ -287,19 +272,8 @@ def confirmed(
     lost: tuple[type[BaseException], ...],
     is_worth_another_try: Callable[[BaseException], bool],
 ) -> Flow[None]:
-    """Publish a message until the broker has confirmed it, with a pause after each error of a lost connection.
-
-    Raise the client's own error after the last attempt, or at once if a retry is pointless.
-    """
-    for pause in (*pauses(), None):
-        try:
-            yield publish
-        except lost as error:
-            if pause is None or not is_worth_another_try(error):
-                raise
-            yield partial(sleep, pause)
-        else:
-            return
+    """Publish a message until the broker has confirmed it; see `_shared.sends`."""
+    return sends.confirmed(publish, sleep, lost, is_worth_another_try, pauses())
 
 
 def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max: int) -> Dead:
@@ -323,24 +297,13 @@ def fitted(dead: Dead, encoded_size: Callable[[dict[str, Any]], int], frame_max:
     rest = dead.properties | {"headers": ours}
     if size(rest) > room:
         rest = {"headers": ours, "delivery_mode": PERSISTENT}
-    left = room - size(rest) - REASON_MAX
-    kept: dict[str, Any] = {}
-    dropped: list[str] = []
-    # The smallest first, so that the fewest are lost.
-    theirs = ((size({"headers": {name: value}}), name) for name, value in headers.items() if name not in ours)
-    for needed, name in sorted(theirs):
-        left -= needed
-        if left >= 0:
-            kept[name] = headers[name]
-        else:
-            dropped.append(name)
-    noted = {DROPPED_HEADER: _plain(", ".join(reversed(dropped)))[:REASON_MAX]} if dropped else {}
-    return dead._replace(properties=rest | {"headers": kept | noted | ours})
-
-
-def _plain(text: str) -> str:
-    """Return the text with unencodable characters replaced."""
-    return text.encode(errors="replace").decode()
+    theirs = fitting(
+        headers,
+        headers.keys() - ours.keys(),
+        lambda name, value: size({"headers": {name: value}}),
+        room - size(rest) - REASON_MAX,
+    )
+    return dead._replace(properties=rest | {"headers": theirs | ours})
 
 
 def _digest(delivery: Delivery) -> bytes:

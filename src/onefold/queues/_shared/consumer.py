@@ -16,6 +16,7 @@ from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, Recor
 from onefold._checks import with_article
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.health.first_use import first_use_of
+from onefold.queues._shared.bypasses import asks, bypass_of
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import WAIT, check, check_arguments, check_record, named_like, takes_tx
 from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, Verdict, of_error, of_state
@@ -29,16 +30,22 @@ G = TypeVar("G", Guard, AsyncGuard)
 
 NO_KEY: Final = Never("it has no key")
 
+# What a handler may raise that is not only about its message.
+ENDS_THE_LOOP: Final = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+
 
 class MessageCall:
     """The call of a handler for one message. Its progress shows whose mistake an error is."""
 
-    __slots__ = ("arguments", "asked", "begun", "key", "payload")
+    __slots__ = ("arguments", "asked", "begun", "bypass", "key", "on_start", "payload")
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, arguments: tuple[Any, ...], on_start: Callable[[], None] | None = None) -> None:
         self.arguments = arguments
+        self.on_start = on_start
         self.key: str | None = None
         self.payload: object = None
+        # The name of the deliberate second run that it asks for, and may have.
+        self.bypass: bool | str = False
         # The message was read, and the guard was called; then the handler was called.
         self.asked = False
         self.begun = False
@@ -100,6 +107,8 @@ class _Prepared(Generic[G]):
     def _call(self, call: MessageCall, **tx: Any) -> Any:
         """Call the handler; on an async guard the result is awaitable."""
         call.begun = True
+        if call.on_start is not None and call.key is not None:
+            call.on_start()
         return self._ended(self._handler(*call.arguments, **tx))
 
     def _deliver(self, call: MessageCall, message: Message, held_before: int) -> Flow[Verdict]:
@@ -110,6 +119,8 @@ class _Prepared(Generic[G]):
             # A row of the caller's is in no table of ours.
             if not self._first_use.is_over and call.key is not None and self._record is None:
                 yield from self._first_use.check(self._guard, self._policy)
+            if call.key is not None and asks(message):
+                call.bypass = yield from bypass_of(self._guard, message, self.address_of(message))
             yield partial(self._run, call)
         except MissingKey as error:
             return Never(str(error))
@@ -121,13 +132,16 @@ class _Prepared(Generic[G]):
 
     def _run(self, call: MessageCall) -> Any:
         if self._with_tx is not None:
+            if call.bypass:
+                with_tx: Any = self._with_tx
+                return with_tx.bypass_as(call.bypass, call.key, call.payload, call)
             # Without a key it needs a transaction all the same; this key is never used again.
             return self._with_tx(throw_away_key() if call.key is None else call.key, call.payload, call)
         if call.key is None:
             return self._call(call)
         handle: Any = partial(self._call, call)
         options: dict[str, Any] = {"returns": type(None), "payload": call.payload, "policy": self._policy}
-        return self._guard.run(self._operation, call.key, handle, **options)
+        return self._guard.run(self._operation, call.key, handle, bypass=call.bypass, **options)
 
     def _looked(self, key: Any) -> Flow[Verdict]:
         """Return the verdict after a lost claim: the worker that has taken it over may have finished it."""
@@ -163,7 +177,9 @@ class _Prepared(Generic[G]):
 
     def _verdict_of(self, error: Exception, call: MessageCall, held_before: int) -> Verdict | None:
         own, final = (self._operation, call.key), self._policy.final_errors
-        begun = not isinstance(error, UsageError) or call.is_to_blame
+        # A row of the caller's cannot run again: the message asks for what it cannot have.
+        is_refused_bypass = bool(call.bypass) and self._record is not None
+        begun = not isinstance(error, UsageError) or call.is_to_blame or is_refused_bypass
         return of_error(error, own=own, final=final, held_before=held_before, begun=begun, called=call.begun)
 
 
@@ -173,9 +189,14 @@ class Consuming(_Prepared[Guard]):
     is_async = False
     takes = Guard
 
-    def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
-        """Run the handler once for this message's key, with these arguments; return the verdict on the message."""
-        return run(self._deliver(MessageCall(arguments), message, held_before))
+    def deliver(
+        self, message: Message, *arguments: Any, held_before: int = 0, on_start: Callable[[], None] | None = None
+    ) -> Verdict:
+        """Run the handler once for this message's key, with these arguments; return the verdict on the message.
+
+        `on_start` is called just before the handler, where `current()` is its delivery.
+        """
+        return run(self._deliver(MessageCall(arguments, on_start), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
         def handle(key: Any, payload: Any, call: MessageCall, *, tx: Any) -> None:  # noqa: ARG001 - for the guard
@@ -193,9 +214,14 @@ class AsyncConsuming(_Prepared[AsyncGuard]):
     is_async = True
     takes = AsyncGuard
 
-    async def deliver(self, message: Message, *arguments: Any, held_before: int = 0) -> Verdict:
-        """Await the handler once for this message's key, with these arguments; return the verdict on the message."""
-        return await run_async(self._deliver(MessageCall(arguments), message, held_before))
+    async def deliver(
+        self, message: Message, *arguments: Any, held_before: int = 0, on_start: Callable[[], None] | None = None
+    ) -> Verdict:
+        """Await the handler once for this message's key, with these arguments; return the verdict on the message.
+
+        `on_start` is called just before the handler, where `current()` is its delivery.
+        """
+        return await run_async(self._deliver(MessageCall(arguments, on_start), message, held_before))
 
     def _with_transaction(self) -> Callable[..., Any]:
         async def handle(key: Any, payload: Any, call: MessageCall, *, tx: Any) -> None:  # noqa: ARG001 - for the guard

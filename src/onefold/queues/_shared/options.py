@@ -45,7 +45,9 @@ def check(
     handler_is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
     if handler_is_async != is_async:
         have, want = ("async def", "def") if handler_is_async else ("def", "async def")
-        raise UsageError(f"the handler is `{have}`, but this client calls `{want}`: its work would be lost")
+        raise UsageError(
+            f"the handler is `{have}`, but with {type(guard).__name__} it has to be `{want}`: its work would be lost"
+        )
     check_options(missing_key, policy)
     # Errors of the guard are raised now, not for each message.
     cast("Any", guard).check_policy(policy)

@@ -101,6 +101,11 @@ def of_error(
             return HandlerRaised(error)
 
 
+def of_interrupt(error: BaseException) -> Later:
+    """Return the verdict on a message whose handler raised what is no `Exception`: nobody knows its outcome."""
+    return Later(SOON, f"the handler raised {type(error).__name__}")
+
+
 def is_about_a_message(error: Exception) -> bool:
     """Return whether an error names one delivery: its key does not fit a column. The worker can do the others."""
     return isinstance(error, OnefoldError) and bool(error.key)

@@ -21,13 +21,15 @@ from msgspec import UNSET, UnsetType
 from onefold import ClaimLost, Guard, MissingKey, Policy, RecordColumn, UsageError
 from onefold.events import tell_sent
 from onefold.queues._shared.consumer import MissingKeyRule
+from onefold.queues._shared.jobs.arguments import body_of, has_key, scope_of
+from onefold.queues._shared.jobs.handler import WHO_GIVES_A_KEY
 from onefold.queues._shared.options import takes_tx
-from onefold.queues._shared.verdict import HandlerRaised, Later, Never, of_error
+from onefold.queues._shared.verdict import SOON, HandlerRaised, Later, Never, of_error
 from onefold.queues.keys import Key, KeyOf, Message, header, usable, with_key
 
 try:
     from celery import Celery, Task
-    from celery.exceptions import Ignore
+    from celery.exceptions import Ignore, SoftTimeLimitExceeded
     from celery.utils import uuid
 
     from onefold.queues.celery import options as celery_options
@@ -100,6 +102,9 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
             own, begun = (self.operation, vars(request).get(KEY)), celery_task.is_to_blame(self, error, args, kwargs)
             called = BEGUN in vars(request)
             verdict = of_error(error, own=own, held_before=celery_task.held_before(request), begun=begun, called=called)
+            if isinstance(error, SoftTimeLimitExceeded) and KEY in vars(request) and not called:
+                # It has ended the wait for another worker: nothing of this message has run.
+                verdict = Later(SOON, f"{type(error).__name__} before it was called", error=error)
             if verdict is None:
                 verdict = celery_task.looked(self)
             if isinstance(verdict, HandlerRaised):
@@ -118,13 +123,14 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def _deliver(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         request = self.request
-        body = b"" if type(self).key is OnefoldTask.key else celery_task.body_of(self.run, args, kwargs)
+        body = b"" if type(self).key is OnefoldTask.key else body_of(self.run, args, kwargs)
         key = usable(self._key_of(Message(body, request.headers or {}, position=request.id)))
         if key is None and self.missing_key == "never":
-            raise MissingKey(f"{self.operation}: the message has no key{self._where_key_is}, and nothing ran")
+            advice = "" if body else WHO_GIVES_A_KEY
+            raise MissingKey(f"{self.operation}: the message has no key{self._where_key_is}, and nothing ran{advice}")
         if key is None and not self._transactional:
             return self.run(*args, **kwargs)
-        scope = celery_task.scope_of(self, args, kwargs)
+        scope = scope_of(type(self).scope, self.operation, self.run, args, kwargs)
         request.update({KEY: uuid() if key is None else key, SCOPE: scope})
         if self.record is None:
             celery_worker.check_first(self.guard, self._policy)
@@ -150,7 +156,7 @@ class OnefoldTask(Task):  # type: ignore[type-arg]  # of any arguments
 
     def _check_sent(self, args: Any, kwargs: Any, headers: Any) -> None:
         reads_arguments = type(self).key is not OnefoldTask.key
-        if celery_task.has_key(self.run if reads_arguments else None, self._key_of, args, kwargs, headers):
+        if has_key(self.run if reads_arguments else None, self._key_of, args, kwargs, headers):
             return
         if self.require_key:
             raise MissingKey(celery_task.NO_KEY.format(operation=self.operation, where=self._where_key_is))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,14 +17,14 @@ from celery.states import SUCCESS
 from kombu import Producer
 
 from onefold import UsageError
-from onefold._checks import with_article
-from onefold.keys import joined
 from onefold.queues import keys
 from onefold.queues._rabbitmq.consumer import CONFIRM_SECONDS_MAX
+from onefold.queues._shared.jobs.arguments import UNWRITABLE, ScopeUnusable, are_to_blame, bound
+from onefold.queues._shared.jobs.waits import HELD, again, counted_in
 from onefold.queues._shared.logs import address_of as _address_of
 from onefold.queues._shared.logs import buried, waits_of
 from onefold.queues._shared.logs import found_at as _found_at
-from onefold.queues._shared.verdict import HELD_DELAY, Later, Verdict, named, of_error, of_state
+from onefold.queues._shared.verdict import Later, Verdict, named, of_error, of_state
 from onefold.queues.keys import KEY_HEADER
 from onefold.stores.base import Address
 
@@ -36,19 +35,11 @@ SCOPE: Final = "onefold_scope"
 # Set once its function is called.
 BEGUN: Final = "onefold_begun"
 
-# How often a message has come again, and how often of these because it was held.
-TIMES: Final = "x-onefold-times"
-HELD: Final = "x-onefold-held"
-
 # A digest of the arguments that were sent: it tells whether a retry has changed them.
 ARGUMENTS: Final = "x-onefold-arguments"
 
 # RabbitMQ's headers of a message that came back from the dead letters: if resent, it would look like a loop.
 DEATHS: Final = ("x-death", "x-first-death", "x-last-death")
-
-# Each wait is twice as long, from a second up to a minute: a task of an hour does not keep a worker busy with
-# duplicates.
-DOUBLINGS_MAX: Final = 10
 
 # How long closing an abandoned connection may take.
 CLOSE_SECONDS_MAX: Final = 1.0
@@ -77,19 +68,6 @@ def keyed(headers: Mapping[str, Any] | None, task_id: str) -> dict[str, Any]:
     return given if any(keys.is_header(name, KEY_HEADER) for name in given) else {KEY_HEADER: task_id, **given}
 
 
-def has_key(
-    run: Callable[..., Any] | None, key_of: keys.KeyOf, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
-) -> bool:
-    """Return whether a worker will find a key in this message; `run` is None if it does not look at the arguments."""
-    try:
-        body = b"" if run is None else body_of(run, tuple(args or ()), dict(kwargs or {}))
-    except TypeError:
-        # Celery refuses a wrong call in its own words; where a task turns that off, the worker does.
-        return True
-    # Only `position()` reads the id, and who asks for that has been warned.
-    return key_of(keys.Message(body, headers or {}, position="the id of the task")) is not None
-
-
 def links_of(app: Any, task_id: str, links: Any) -> list[Any] | None:
     """Return the callbacks of a task, with ids derived from its own: a replay sends the same ones again."""
     if not links:
@@ -105,23 +83,6 @@ def _with_id(link: Any, name: str) -> Any:
     return link.clone().set(task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
 
 
-# Values that JSON cannot express, or msgspec cannot write.
-UNWRITABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-
-
-def body_of(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Return the arguments by name, as JSON, for keys that are read from them.
-
-    A wrong call raises the usual TypeError.
-    """
-    arguments = _spread(run, _bound(run, args, kwargs))
-    try:
-        return msgspec.json.encode(arguments)
-    except UNWRITABLE:
-        # An amount of more than 64 bits is no reason to miss the key next to it.
-        return msgspec.json.encode({name: found for name, found in arguments.items() if _can_be_written(found)})
-
-
 def has_changed(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a retry, or a task that replaces itself, may have other arguments under the same key.
 
@@ -129,69 +90,13 @@ def has_changed(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     """
     request = task.request
     try:
-        sent = hashlib.sha256(msgspec.json.encode(_bound(task.run, args, kwargs))).hexdigest()
+        sent = hashlib.sha256(msgspec.json.encode(bound(task.run, args, kwargs))).hexdigest()
     except UNWRITABLE:
         sent = ""
     if request.retries or request.replaced_task_nesting:
         return not sent or (request.headers or {}).get(ARGUMENTS) != sent
     request.update({"headers": {**(request.headers or {}), ARGUMENTS: sent}})
     return False
-
-
-def _spread(run: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as the sender named them: those caught by `**options` are next to the others."""
-    kinds = inspect.signature(run).parameters.values()
-    rest = next((one.name for one in kinds if one.kind is one.VAR_KEYWORD), None)
-    return arguments if rest is None else {**arguments, **arguments.get(rest, {})}
-
-
-def _can_be_written(found: object) -> bool:
-    try:
-        msgspec.json.encode(found)
-    except UNWRITABLE:
-        return False
-    return True
-
-
-def _bound(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    whole = inspect.signature(run)
-    whole = whole.replace(parameters=[one for name, one in whole.parameters.items() if name != "tx"])
-    bound = whole.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def scope_of(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return whose message this is; None if that is the guard's to say. Raise `UsageError` if it names nobody."""
-    chosen = type(task).scope
-    if chosen is None:
-        return None
-    if callable(chosen):
-        found = [chosen(*args, **kwargs)]
-    else:
-        arguments = _spread(task.run, _bound(task.run, args, kwargs))
-        found = [arguments.get(name) for name in ((chosen,) if isinstance(chosen, str) else chosen)]
-    mistake = ScopeUnusable if callable(chosen) else UsageError
-    tenants = [_tenant_of(one, task.operation, mistake) for one in found]
-    return tenants[0] if len(tenants) == 1 else joined({str(at): one for at, one in enumerate(tenants)})
-
-
-class ScopeUnusable(UsageError):
-    """A function that finds the tenant has returned what names nobody: the worker's mistake, for every message."""
-
-
-def _tenant_of(found: object, operation: str, mistake: type[UsageError]) -> str:
-    """Return the name of a tenant, as a guard takes it. The text of another object may differ in each process."""
-    if isinstance(found, (int, uuid.UUID)) and not isinstance(found, bool):
-        return str(found)
-    if isinstance(found, str) and found.strip():
-        return found
-    if inspect.iscoroutine(found):
-        found.close()
-    is_missing = found is None or isinstance(found, str)
-    what = repr(found) if is_missing else with_article(type(found).__name__)
-    kind = UsageError if is_missing else mistake
-    raise kind(f"{operation}: its scope is {what}: scope= has to name a tenant or caller. Nothing ran")
 
 
 def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -201,14 +106,7 @@ def is_to_blame(task: Any, error: Exception, args: tuple[Any, ...], kwargs: dict
         return False
     if not isinstance(error, UsageError) or KEY not in known or BEGUN in known:
         return True
-    chosen = type(task).fingerprint
-    if chosen is None:
-        return False
-    if callable(chosen):
-        return not keys.can_be_compared(chosen(*args, **kwargs))
-    arguments = _bound(task.run, args, kwargs)
-    names = arguments if chosen == "*" else (chosen,) if isinstance(chosen, str) else chosen
-    return not keys.can_be_compared([arguments[name] for name in names])
+    return are_to_blame(type(task).fingerprint, task.run, args, kwargs)
 
 
 def address_of(task: Any) -> Address:
@@ -241,13 +139,11 @@ def sent_again(task: Any, later: Later) -> Exception:
     """Send the task again, with its id, key, chain, group and retries; return the exception that ends it here."""
     request = task.request
     headers = {name: found for name, found in (request.headers or {}).items() if not name.startswith(DEATHS)}
-    times = _number_in(headers, TIMES)
-    delay = min(later.delay * 2 ** min(times, DOUBLINGS_MAX), max(HELD_DELAY, later.delay))
-    counted = {TIMES: times + 1, HELD: _number_in(headers, HELD) + later.limited}
+    delay, counted = again(later, headers)
     waits_of(task.guard).tell(log, found_at(task), later, delay=delay)
     try:
-        again = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
-        _confirmed(task.app, again)
+        sent = task.signature_from_request(request, countdown=delay, headers={**headers, **counted})
+        _confirmed(task.app, sent)
     except Exception as error:  # noqa: BLE001 - the broker itself fails, and has to keep the message
         # A Celery time limit that ends the pause must not end the message.
         with suppress(Exception):
@@ -256,7 +152,7 @@ def sent_again(task: Any, later: Later) -> Exception:
     return Ignore(later.reason)
 
 
-def _confirmed(app: Any, again: Any) -> None:
+def _confirmed(app: Any, sent: Any) -> None:
     """Send it, and wait until the broker has it: the message that it replaces is acknowledged next.
 
     Celery itself waits for no confirmation. On RabbitMQ a broker that is killed, or cut off, would lose the only copy.
@@ -264,7 +160,7 @@ def _confirmed(app: Any, again: Any) -> None:
     with app.producer_or_acquire() as pooled:
         if not hasattr(pooled.channel, "basic_publish_confirm"):
             # Other transports, such as Redis, answer each message.
-            again.apply_async(add_to_parent=False, producer=pooled)
+            sent.apply_async(add_to_parent=False, producer=pooled)
             return
         # A channel of its own: in confirm mode, it confirms everything else that is sent through it.
         channel = pooled.connection.channel()
@@ -272,7 +168,7 @@ def _confirmed(app: Any, again: Any) -> None:
         channel.basic_publish = lambda *sent, **how: confirm(*sent, **{**how, "timeout": CONFIRM_SECONDS_MAX})
         try:
             # Celery's own retry would take another channel, which confirms nothing.
-            again.apply_async(add_to_parent=False, producer=Producer(channel), retry=False)
+            sent.apply_async(add_to_parent=False, producer=Producer(channel), retry=False)
         except BaseException:
             # Dropped, not closed: a silent broker does not answer that either.
             pooled.connection.collect(socket_timeout=CLOSE_SECONDS_MAX)
@@ -281,13 +177,7 @@ def _confirmed(app: Any, again: Any) -> None:
 
 
 def held_before(request: Any) -> int:
-    return _number_in(request.headers, HELD)
-
-
-def _number_in(headers: Mapping[str, Any] | None, name: str) -> int:
-    """Return a count from one of our headers; 0 if it is missing or invalid."""
-    found = (headers or {}).get(name, 0)
-    return found if isinstance(found, int) and found > 0 else 0
+    return counted_in(request.headers, HELD)
 
 
 def looked(task: Any) -> Verdict:

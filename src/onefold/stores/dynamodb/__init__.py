@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from onefold._checks import finite, positive, yes_or_no
 from onefold._concurrency.generators import run, run_async
+from onefold._concurrency.interrupts import replied
 from onefold._model import Address, Claim, Ending, Entry, Gone, Record, Released, State
 from onefold.durations import Duration
 from onefold.errors import OnefoldError, UsageError
@@ -269,7 +270,8 @@ class AsyncSender(Sender):
             return await sleep(step.seconds)
         sent = self.records.clock.ticks()
         try:
-            reply = await getattr(self.client, step.action)(**step.parameters)
+            # Closing its connection would not keep DynamoDB from executing a request.
+            reply = await replied(getattr(self.client, step.action)(**step.parameters))
         except Exception as error:  # noqa: BLE001 - errors that are not about DynamoDB are raised unchanged
             return self.records.failed(error, sent)
         return self.records.heard(reply, sent)

@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from onefold._model import (
     KEY_MAX,
     OPERATION_MAX,
@@ -156,7 +158,8 @@ class Mysql(Dialect):
         """Return the statement that writes these rows, and leaves live records as they are."""
         return f"{INTO} {rows} {OR_LEAVE}"
 
-    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+    def impatient_purge(self, limit: int, path: str | None = None) -> SqlFlow[int]:
+        del path
         # In seconds, and at least one. The first is for the table, for which a pending ALTER TABLE lets others wait.
         yield SqlRequest("SET SESSION lock_wait_timeout = 1, innodb_lock_wait_timeout = 1", {})
         return (yield from self.background_purge(limit))
@@ -289,7 +292,7 @@ class MariaDb(Mysql):
 
     def waiting(self, request: SqlRequest, seconds: int) -> SqlFlow[Reply]:
         statement = f"SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {request.statement}"
-        reply: Reply = yield request._replace(statement=statement)
+        reply: Reply = yield replace(request, statement=statement)
         return reply
 
     def _write(self, entry: Entry) -> SqlFlow[Record | Gone | None]:

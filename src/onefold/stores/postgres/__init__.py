@@ -18,6 +18,7 @@ from onefold.stores.base import Query
 from onefold.stores.postgres.dialect import LOCK, POSTGRES, Postgres
 from onefold.stores.postgres.kind import KIND as KIND
 from onefold.stores.postgres.marked import AsyncPostgresTransaction, PostgresTransaction
+from onefold.stores.postgres.partitions.periods import PERIODS, period
 from onefold.stores.postgres.urls import ASYNCPG_OPTIONS, LIBPQ_OPTIONS, Settings, check_options, settings_of
 from onefold.stores.sql.connection import Database, ErrorInfo
 from onefold.stores.sql.pool import AsyncPool, Pool
@@ -48,8 +49,7 @@ class PostgresStore(SqlStore):
         super().close()
 
     def _new_transaction(self) -> PostgresTransaction:
-        # Nothing in a transaction of a handler's tells of anything: NOTIFY would lock the database at its commit.
-        return PostgresTransaction(self.database._replace(sql=POSTGRES), self._pool)
+        return PostgresTransaction(_untold(self.database), self._pool)
 
 
 class AsyncPostgresStore(AsyncSqlStore):
@@ -72,7 +72,12 @@ class AsyncPostgresStore(AsyncSqlStore):
         await super().aclose()
 
     def _new_transaction(self) -> AsyncPostgresTransaction:
-        return AsyncPostgresTransaction(self.database._replace(sql=POSTGRES), self._pool)
+        return AsyncPostgresTransaction(_untold(self.database), self._pool)
+
+
+def _untold(database: Database) -> Database:
+    """Return the database for a handler's transaction. It tells nobody: NOTIFY would lock the database at COMMIT."""
+    return database if database.sql is POSTGRES else database._replace(sql=POSTGRES)
 
 
 def open_store(url: str) -> PostgresStore:
@@ -136,10 +141,12 @@ def _async_listener(settings: Settings, opener: Any) -> Any:
     return AsyncListener(opens(opener), settings.name)
 
 
-def adopt(client: Any, *, is_async: bool, purge: bool = True) -> PostgresStore | AsyncPostgresStore:
+def adopt(
+    client: Any, *, is_async: bool, purge: bool = True, partitions: str | None = None
+) -> PostgresStore | AsyncPostgresStore:
     """Return a store on a caller's pool: psycopg_pool's, sync or async, or asyncpg's. The pool is never closed here."""
     check_client(client, is_async=is_async)
-    settings = NAMELESS._replace(purge=purge)
+    settings = NAMELESS._replace(purge=purge, partitions=None if partitions is None else period(partitions))
     if _comes_from(client, "asyncpg", "Pool"):
         from onefold.stores.postgres.asyncpg import pool as asyncpg
 
@@ -173,8 +180,7 @@ NAMELESS: Final = Settings("PostgreSQL, through your pool", "", "", {})
 
 def describe_schema(url: str) -> str:
     """Return the statements that create the tables."""
-    settings_of(url)
-    return POSTGRES.script()
+    return _sql(settings_of(url)).script()
 
 
 def apply_schema(url: str) -> list[str]:
@@ -190,7 +196,8 @@ def apply_schema(url: str) -> list[str]:
             store.browse(Query(), 0)
         finally:
             store.close()
-    return [f"{settings.name}: Onefold's tables exist, version {VERSION}"]
+    split = f", in partitions of a {settings.partitions}" if settings.partitions else ""
+    return [f"{settings.name}: Onefold's tables exist, version {VERSION}{split}"]
 
 
 async def _apply(store: AsyncPostgresStore) -> None:
@@ -201,12 +208,22 @@ async def _apply(store: AsyncPostgresStore) -> None:
 
 
 def _database(settings: Settings, classify: Callable[[BaseException], ErrorInfo | None]) -> Database:
-    sql: Postgres = POSTGRES
+    return Database(
+        _sql(settings), settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge
+    )
+
+
+def _sql(settings: Settings) -> Postgres:
+    if settings.partitions is not None:
+        from onefold.stores.postgres.partitions.dialect import Partitioned, PartitionedNotifying
+
+        kind = PartitionedNotifying if settings.notify else Partitioned
+        return kind(settings.partitions, PERIODS[settings.partitions])
     if settings.notify:
         from onefold.stores.postgres.wakeups import NOTIFYING
 
-        sql = NOTIFYING
-    return Database(sql, settings.name, classify, lock=LOCK, auto_schema=settings.auto_schema, purges=settings.purge)
+        return NOTIFYING
+    return POSTGRES
 
 
 def _comes_from(client: Any, package: str, name: str) -> bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from onefold._model import Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
+from msgspec.structs import replace
+
+from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released, State
 from onefold.stores.postgres.errors import LOCKED, code_of
 from onefold.stores.postgres.statements import batch as many
 from onefold.stores.postgres.statements import usual
@@ -158,17 +161,27 @@ class Postgres(Dialect):
     def claim(
         self, entry: Entry, replacing: Record | None = None, mark: int | None = None
     ) -> SqlFlow[Record | Gone | None]:
-        if replacing is None and usual.is_usual(entry):
-            reply: Reply = yield usual.writing(entry, mark)
-            if not reply.rows:
-                return None
-            if reply.rows[0][0] is not None:
-                found = record(entry.address, reply.rows[0])
-                if found.ttl_left > 0:
-                    return None if entry.is_own(found.token) else found
-        # Nearly all have returned. A record that has expired is replaced; and one that a transaction has just written,
-        # for which the statement has waited, is visible to the next statement.
-        return (yield from super().claim(entry, replacing))
+        request = usual.writing(entry, mark) if replacing is None else None
+        if request is not None:
+            found = self.answered(entry, (yield request))
+            if found is not GONE:
+                return found
+        return (yield from self.claim_again(entry, replacing))
+
+    def asking(self, entry: Entry) -> SqlRequest | None:
+        return usual.writing(entry)
+
+    def answered(self, entry: Entry, reply: Reply) -> Record | Gone | None:
+        if not reply.rows:
+            return None
+        row = reply.rows[0]
+        if row[0] is not None:
+            found = record(entry.address, row)
+            if found.ttl_left > 0:
+                return None if entry.is_own(found.token) else found
+        # A record that has expired is replaced; and one that a transaction has just written, for which the statement
+        # has waited, is visible to the next statement.
+        return GONE
 
     def claim_joined(
         self, entry: Entry, replacing: Record | None = None, mark: int | None = None
@@ -221,11 +234,17 @@ class Postgres(Dialect):
         reply: Reply = yield SqlRequest(self.remove_near, {"limit": limit})
         return reply.written
 
-    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+    def impatient_purge(self, limit: int, path: str | None = None) -> SqlFlow[int]:
         # For this transaction only: behind a pooler the next client gets the same session.
-        quickly = SqlRequest("SELECT set_config('lock_timeout', '100ms', true)", {}, rows=True)
-        replies: list[Reply] = yield [quickly, SqlRequest(self.remove_near, {"limit": limit})]
+        before = [SqlRequest("SELECT set_config('lock_timeout', '100ms', true)", {}, rows=True)]
+        if path is not None:
+            before.append(self.searching(path))
+        replies: list[Reply] = yield [*before, SqlRequest(self.remove_near, {"limit": limit})]
         return replies[-1].written
+
+    def begin_making(self) -> SqlFlow[None]:
+        # The level may be the default of a role or a database.
+        yield SqlRequest("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", {})
 
     def facts(self, database: Database) -> SqlFlow[dict[str, Any]]:
         from onefold.stores.postgres.facts import facts
@@ -251,6 +270,9 @@ class Postgres(Dialect):
     def missing_in(self) -> SqlFlow[str | None]:
         if (yield from self.schema_version()) > 0:
             return None
+        return (yield from self.search_path())
+
+    def search_path(self) -> SqlFlow[str]:
         reply: Reply = yield SqlRequest("SELECT current_setting('search_path')", {}, rows=True)
         return str(reply.rows[0][0])
 
@@ -262,7 +284,7 @@ class Postgres(Dialect):
         return FAILED_TRANSACTION in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))
 
     def claim_all(self, entries: Sequence[Entry]) -> SqlFlow[list[Record | Gone | None]]:
-        asked = {entry.address: entry for entry in sorted(entries, key=lambda entry: entry.address.parts)}
+        asked = {entry.address: entry for entry in sorted(entries, key=_parts)}
         request = usual.writing_all(list(asked.values())) if len(asked) == len(entries) > 0 else None
         if request is None:
             return (yield from super().claim_all(entries))
@@ -296,12 +318,16 @@ class Postgres(Dialect):
 
     def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
         try:
-            reply: Reply = yield request._replace(statement=f"{request.statement} AND {_AT_ONCE}")
+            reply: Reply = yield replace(request, statement=f"{request.statement} AND {_AT_ONCE}")
         except Exception as error:
             if code_of(error) != LOCKED:
                 raise
             raise RowHeld.of(claim) from error
         return reply
+
+
+# The order of `Address.parts`, without a frame for each of them.
+_parts: Final = attrgetter("address.scope", "address.operation", "address.key")
 
 
 def _text(value: str) -> str:

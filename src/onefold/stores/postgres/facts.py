@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from onefold.stores.base import Untold
+from onefold.stores.postgres.partitions.layout import BEGAN, OUR_TRIGGER, SEALED
 from onefold.stores.postgres.statements.fragments import DUE_SECONDS, NOW
 from onefold.stores.sql import facts as sql_facts
 from onefold.stores.sql.connection import Database
@@ -37,25 +38,39 @@ PURGE_INDEX: Final = f"{TABLE}_due"
 INDEXES: Final = (f"{TABLE}_pkey", PURGE_INDEX, f"{TABLE}_held")
 
 # The same condition as purge's.
-_EXPIRED: Final = f"{TABLE} WHERE due <= (SELECT floor({NOW} / {DUE_SECONDS})::integer) AND expires <= {NOW}"
+_EXPIRED: Final = f"WHERE due <= (SELECT floor({NOW} / {DUE_SECONDS})::integer) AND expires <= {NOW}"
 
-_OLDEST: Final = (
-    f"SELECT (SELECT {NOW} - expires FROM {_EXPIRED} ORDER BY due LIMIT 1), "
-    f"(SELECT count(*) FROM (SELECT 1 FROM {_EXPIRED} ORDER BY due LIMIT {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
-)
+
+def oldest_in(table: str) -> str:
+    """Return the statement for `sql_facts.expired`."""
+    found = f"{table} {_EXPIRED} ORDER BY due LIMIT"
+    return (
+        f"SELECT (SELECT {NOW} - expires FROM {found} 1), "
+        f"(SELECT count(*) FROM (SELECT 1 FROM {found} {sql_facts.EXPIRED_COUNTED_MAX}) AS counted)"
+    )
+
+
+_OLDEST: Final = oldest_in(TABLE)
 
 _IN_DOUBT: Final = sql_facts.counting_in_doubt(NOW, within=f"due >= {IN_DOUBT_SECONDS_MIN / DUE_SECONDS:.0f}", by="due")
 
-# Counted since the statistics were reset; dead rows wait for a vacuum. A table that was partitioned by hand holds no
-# rows of its own: those of its partitions are summed up, and the one that was vacuumed least recently counts.
+# Counted since the statistics were reset; dead rows wait for a vacuum. The rows of partitions are summed up, and the
+# one that was vacuumed least recently counts.
 _TABLE: Final = (
     "SELECT sum(n_live_tup)::bigint, sum(n_dead_tup)::bigint, "
     "date_part('epoch', min(greatest(last_vacuum, last_autovacuum))), sum(pg_total_relation_size(relid))::bigint, "
-    "count(*) FILTER (WHERE leaf) FROM ("
-    f"SELECT to_regclass('{TABLE}')::oid AS held_by, false AS leaf WHERE to_regclass('{TABLE}') NOT IN "
-    "(SELECT partrelid FROM pg_partitioned_table) UNION ALL "
-    f"SELECT relid, true FROM pg_partition_tree(to_regclass('{TABLE}')) WHERE isleaf) AS leaves "
-    "JOIN pg_stat_user_tables ON relid = held_by"
+    f"count(*) FILTER (WHERE held_by <> to_regclass('{TABLE}') AND relname <> '{SEALED}') FROM ("
+    f"WITH RECURSIVE tree AS (SELECT to_regclass('{TABLE}')::oid AS held_by UNION ALL "
+    "SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = held_by) SELECT held_by FROM tree) AS leaves "
+    "JOIN pg_stat_user_tables ON relid = held_by "
+    "WHERE held_by NOT IN (SELECT partrelid FROM pg_partitioned_table)"
+)
+
+# Of a table that the store itself has partitioned; NULL of any other. And whether it has sealed partitions.
+_CURRENT: Final = (
+    f"SELECT (SELECT {NOW} - {BEGAN} FROM {OUR_TRIGGER} = to_regclass('{TABLE}')), "
+    "EXISTS (SELECT FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid "
+    f"WHERE inhparent = to_regclass('{TABLE}') AND relname = '{SEALED}')"
 )
 
 # Our primary key is what keeps a second record of an address out.
@@ -76,7 +91,7 @@ _INDEXES: Final = (
     f"WHERE pg_index.indrelid = to_regclass('{TABLE}') AND pg_index.indisvalid"
 )
 
-_PLAN: Final = f"EXPLAIN (FORMAT TEXT) SELECT ctid FROM {_EXPIRED} ORDER BY due LIMIT 1000"
+_PLAN: Final = f"EXPLAIN (FORMAT TEXT) SELECT ctid FROM {TABLE} {_EXPIRED} ORDER BY due LIMIT 1000"
 
 
 def facts(database: Database) -> SqlFlow[dict[str, Any]]:
@@ -96,6 +111,7 @@ def _table(database: Database) -> SqlFlow[dict[str, Any]]:
     found |= yield from sql_facts.indexes(
         database, _INDEXES, wanted=INDEXES, for_purge=PURGE_INDEX, oldest=_OLDEST, doubtful=_IN_DOUBT
     )
+    found |= yield from sql_facts.row(database, _CURRENT, ("current_partition_age", "has_sealed"))
     key = yield from sql_facts.rows(database, _KEY)
     found["key_columns"] = key if isinstance(key, Untold) else [str(name) for (name,) in key]
     return found | {"plan": (yield from _plan(database))}

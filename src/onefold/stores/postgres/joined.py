@@ -7,15 +7,17 @@ is not aborted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from onefold._concurrency.generators import Flow
+from onefold._model import Entry
 from onefold.errors import NotInTransaction
 from onefold.stores.postgres.marked import MarkedRules
 from onefold.stores.reserved import came_to_nothing
 from onefold.stores.sql.connection import Database, cannot_make
-from onefold.stores.sql.dialect import SqlFlow
+from onefold.stores.sql.dialect import SqlFlow, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords, explain
 from onefold.stores.sql.joined_rules import FoundIn, tell_unusable
 from onefold.stores.sql.pool import AsyncOneOff, OneOff
@@ -33,11 +35,14 @@ looked: Final = FoundIn()
 class CallersRules(MarkedRules):
     """Records on a caller's connection, whose database may not have our tables yet."""
 
-    def __init__(self, database: Database, conn: Any, database_id: DatabaseId, beside: OneOff | AsyncOneOff) -> None:
-        super().__init__(database, conn)
+    _one_off: type[OneOff | AsyncOneOff]
+
+    def __init__(self, database: Database, conn: Any, database_id: DatabaseId, beside: Callable[[], Any]) -> None:
+        """Initialize; `beside` opens a second connection to the same database."""
+        self.database = database
+        self.conn = conn
         self._database_id = database_id
         self._beside = beside
-        self._sent = False
 
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         try:
@@ -45,10 +50,18 @@ class CallersRules(MarkedRules):
                 yield from self._look()
             answer = yield from flow
         except Exception as error:
-            tell_unusable(error, self.database, looked, self._database_id, first=not self._sent)
+            self._explain(error)
             raise
         self._sent = True
         return answer
+
+    def _explain(self, error: Exception) -> None:
+        tell_unusable(error, self.database, looked, self._database_id, first=not self._sent)
+
+    def _asking(self, entry: Entry) -> SqlRequest | None:
+        if not self._sent and self._database_id not in looked:
+            return None
+        return super()._asking(entry)
 
     def _look(self) -> Flow[None]:
         path = yield from self.database.sql.missing_in()
@@ -58,7 +71,7 @@ class CallersRules(MarkedRules):
 
     def _make(self, path: str) -> Flow[None]:
         try:
-            yield partial(self._run_on, self._beside, partial(make_in, self.database, path))
+            yield partial(self._run_on, self._one_off(self._beside), partial(make_in, self.database, path))
         except Exception as error:
             if came_to_nothing(error):
                 raise cannot_make(self.database) from error
@@ -69,9 +82,13 @@ class CallersRules(MarkedRules):
 class CallersRecords(CallersRules, JoinedRecords):
     """The records of a blocking connection."""
 
+    _one_off = OneOff
+
 
 class AsyncCallersRecords(CallersRules, AsyncJoinedRecords):
     """The async counterpart."""
+
+    _one_off = AsyncOneOff
 
 
 def not_in_transaction(how: str) -> NoReturn:

@@ -7,8 +7,9 @@ from onefold._concurrency.interrupts import When
 from onefold._model import Claim, Ending, Entry, Gone, Record, Released
 from onefold.stores.postgres.dialect import POSTGRES
 from onefold.stores.postgres.marks import Marks
-from onefold.stores.sql.dialect import SqlFlow
-from onefold.stores.sql.joined import AsyncSqlTransaction, SqlTransaction, TransactionRules
+from onefold.stores.postgres.statements import usual
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
+from onefold.stores.sql.joined import OPEN, AsyncSqlTransaction, SqlTransaction, TransactionRules
 from onefold.stores.sql.joined_rules import SqlFlows
 
 
@@ -18,8 +19,12 @@ class MarkedRules(SqlFlows):
     That is one of a driver that shows what the server reports, and whether a statement of the transaction has failed.
     """
 
-    # The claim whose record was written last, and its mark.
-    _marked: tuple[Claim, int] | None = None
+    # The token of the record that was written last, its mark, and where that is in use.
+    _marked: tuple[bytes, int, Marks] | None = None
+    # The mark in the statement that was sent last.
+    _next: tuple[int, Marks] | None = None
+    # Whether a statement of ours was sent in this transaction.
+    _sent = False
 
     @property
     def _marks(self) -> Marks | None:
@@ -32,15 +37,48 @@ class MarkedRules(SqlFlows):
         mark = marks.next(self.conn.reported())
         found = yield from POSTGRES.claim_joined(entry, replacing, mark)
         if found is None and mark is not None:
-            self._unmark()
-            marks.keep(mark)
-            self._marked = entry.as_claim(), mark
+            self._keep(entry, mark, marks)
         return found
 
+    def _asking(self, entry: Entry) -> SqlRequest | None:
+        if self.database.sql is not POSTGRES:
+            return None
+        marks = self._marks
+        mark = None if marks is None else marks.next(self.conn.reported())
+        self._next = None if marks is None or mark is None else (mark, marks)
+        return usual.writing(entry, mark)
+
+    def _answered(self, entry: Entry, reply: Reply) -> Record | Gone | None:
+        self._sent = True
+        found = POSTGRES.answered(entry, reply)
+        if found is None and self._next is not None:
+            self._keep(entry, *self._next)
+        return found
+
+    def _keep(self, entry: Entry, mark: int, marks: Marks) -> None:
+        if self._marked is not None:
+            self._unmark()
+        marks.keep(mark)
+        self._marked = entry.token, mark, marks
+
     def _is_marked(self, claim: Claim) -> bool:
-        """Return whether the server has shown that the record is still there."""
+        """Return whether the server has shown that the record is still there.
+
+        Not while a statement is under way, which the handler has left to another task or thread: it may fail.
+        """
         marked = self._marked
-        return marked is not None and marked[0].token == claim.token and self.conn.reported() == marked[1]
+        return (
+            marked is not None
+            and marked[0] == claim.token
+            and self.conn.reported() == marked[1]
+            and self.conn.transaction_status() is OPEN
+        )
+
+    def _is_proven(self, claim: Claim) -> bool:
+        if self._spoiled or not self._is_marked(claim):
+            return False
+        self._unmark()
+        return True
 
     def _proving(self, claim: Claim) -> SqlFlow[bool]:
         is_marked, marks = self._is_marked(claim), self._marks
@@ -67,9 +105,8 @@ class MarkedRules(SqlFlows):
         return super()._spoil(when)
 
     def _unmark(self) -> None:
-        marks = self._marks
-        if self._marked is not None and marks is not None:
-            marks.let_go()
+        if self._marked is not None:
+            self._marked[2].let_go()
         self._marked = None
 
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from onefold._checks import did_you_mean, finite, one_of, positive, yes_or_no
 from onefold.errors import UsageError
 from onefold.stores.opening import check_password
+from onefold.stores.postgres.partitions.periods import period
 from onefold.stores.sql.pool import PATIENCE, SIZE
 
 DRIVERS: Final = ("asyncpg", "psycopg")
@@ -45,9 +46,11 @@ class Settings(NamedTuple):
     purge: bool = True
     # Whether the ends of records are told to those who wait in other processes. Needs a direct connection.
     notify: bool = False
+    # How long a partition is written to, if expired records are dropped with theirs; see `partitions.periods`.
+    partitions: str | None = None
 
 
-OPTIONS: Final = ("auto_schema", "isolation", "notify", "pool_size", "pool_timeout", "prepare", "purge")
+OPTIONS: Final = ("auto_schema", "isolation", "notify", "partitions", "pool_size", "pool_timeout", "prepare", "purge")
 
 # The options of libpq, of PostgreSQL 18 and a few later ones. The installed one may know fewer, and is asked when a
 # connection is opened.
@@ -108,6 +111,8 @@ def _checked(ours: dict[str, str]) -> dict[str, Any]:
             checked[name] = yes_or_no(ours[name], name)
     if "isolation" in ours:
         checked["isolation"] = _isolation(ours["isolation"])
+    if "partitions" in ours:
+        checked["partitions"] = period(ours["partitions"])
     if "pool_size" in ours:
         if not ours["pool_size"].isdecimal() or int(ours["pool_size"]) < 1:
             raise UsageError(f"pool_size={ours['pool_size']!r} has to be a whole number, 1 or more")

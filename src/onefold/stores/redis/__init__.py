@@ -19,13 +19,13 @@ from onefold.durations import Duration, as_text
 from onefold.errors import OnefoldError, StoreUnavailable, UsageError
 from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.redis import clients, records
+from onefold.stores.redis.connections.reserved import AsyncReservedSender, Renewals
 from onefold.stores.redis.errors import is_failure, translated
 from onefold.stores.redis.event_loops import Loops
 from onefold.stores.redis.keys import Keys
 from onefold.stores.redis.kind import KIND
 from onefold.stores.redis.operations import Operations
 from onefold.stores.redis.records import ScriptCall
-from onefold.stores.redis.reserved import Renewals
 from onefold.stores.redis.routing import RedisFlow, Topology, Wait, dispatch
 from onefold.stores.redis.sender import Sender
 from onefold.stores.redis.urls import PREFIX, Settings, parsed
@@ -263,7 +263,7 @@ class AsyncRedisStore(_Options):
         self._loops = Loops(self._terms.settings or source, self._terms.where, self._terms.keys)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        if entry.state is RUNNING:
+        if entry.state is RUNNING and self._loops.known_renewals() is None:
             await self._reserve()
         call = records.claim(self._key(entry.address), entry, replacing)
         return records.claimed(entry.address, await self._call(call, self._wait_for_claims))
@@ -339,7 +339,16 @@ class AsyncRedisStore(_Options):
                 _raise(error, self._terms.where)
 
     async def _end(self, call: ScriptCall, claim: Claim, wait: Wait | None = None) -> Any:
-        return (await self._sent_soon(lambda topology: dispatch(topology, [call], wait), [claim]))[0]
+        """Renew or end a claim, on a reserved connection if handlers hold all others."""
+        if wait is not None:
+            return (await self._sent_soon(lambda topology: dispatch(topology, [call], wait), [claim]))[0]
+        try:
+            here = self._loops.known()
+            sender = here.sender if here is not None else await self._loops.sender()
+            return await sender.call(call, claim)
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
+            reserved = self._reserved_after(error)
+        return (await self._sent(dispatch(reserved, [call]), reserved))[0]
 
     async def _sent_soon(self, flow_to: Callable[[Topology], RedisFlow[T]], claims: Sequence[Claim]) -> T:
         """Renew or end these claims, on reserved connections if handlers hold all others."""
@@ -347,16 +356,31 @@ class AsyncRedisStore(_Options):
             sender = await self._loops.sender()
             return await run_async(flow_to(sender), sender.soon(claims))
         except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
-            reserved = self._loops.known_renewals() if came_to_nothing(error) else None
-            if reserved is None:
-                _raise(error, self._terms.where)
+            reserved = self._reserved_after(error)
+        return await self._sent(flow_to(reserved), reserved)
+
+    def _reserved_after(self, error: Exception) -> AsyncReservedSender:
+        """Return the sender for renewals if the client gave no connection; otherwise raise the error."""
+        reserved = self._loops.known_renewals() if came_to_nothing(error) else None
+        if reserved is None:
+            _raise(error, self._terms.where)
+        return reserved
+
+    async def _sent(self, flow: RedisFlow[T], sender: AsyncReservedSender) -> T:
         try:
-            return await run_async(flow_to(reserved), reserved)
+            return await run_async(flow, sender)
         except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
             _raise(error, self._terms.where)
 
     async def _call(self, call: ScriptCall, wait: Wait | None = None) -> Any:
-        return (await self._dispatch(dispatch, [call], wait))[0]
+        if wait is not None:
+            return (await self._dispatch(dispatch, [call], wait))[0]
+        try:
+            here = self._loops.known()
+            sender = here.sender if here is not None else await self._loops.sender()
+            return await sender.call(call)
+        except Exception as error:  # noqa: BLE001 - errors from outside the client library are raised unchanged
+            _raise(error, self._terms.where)
 
     async def _dispatch(
         self, operation: Callable[Concatenate[Topology, P], RedisFlow[T]], *args: P.args, **kwargs: P.kwargs

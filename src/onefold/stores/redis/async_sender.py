@@ -1,6 +1,7 @@
 """Perform the steps of a dispatch on the connections of an async client, in one event loop.
 
-It decides nothing, and works like the sync one.
+It decides nothing, and works like the sync one. The single calls of our own clients share a connection
+(`multiplexed`); everything else takes one from the client's pool.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from onefold._concurrency.generators import run_async
+from onefold._concurrency.interrupts import replied
 from onefold._model import Claim
-from onefold.stores.redis.records import packed
-from onefold.stores.redis.routing import Alone, Cluster, Exchange, NodeBatch, Pause, Step, errors_of
+from onefold.stores.redis.connections.multiplexed import CALL_MAX, Multiplexer
+from onefold.stores.redis.records import ScriptCall, packed
+from onefold.stores.redis.routing import Alone, Cluster, Exchange, NodeBatch, Pause, Step, dispatch, errors_of
 from onefold.stores.redis.sender import named
 from onefold.stores.reserved import connecting
 
@@ -25,13 +29,39 @@ MOMENTS_PER_LEASE: Final = 8
 class AsyncSender(Alone):
     """A client of one server, or of the primary that Sentinel names."""
 
-    def __init__(self, client: Any, connections_max: int) -> None:
+    def __init__(self, client: Any, connections_max: int, *, ours: bool = False) -> None:
         self.client = client
         self.errors = errors_of(client)
         self._room = asyncio.Semaphore(connections_max)
+        # A caller's own client has limits, which a connection beside its pool would exceed.
+        self._multiplexer = Multiplexer(self.errors) if ours else None
 
     async def begin(self) -> None:
         """Prepare the client for a dispatch."""
+
+    async def call(self, call: ScriptCall, claim: Claim | None = None) -> Any:
+        """Send one call, which may end `claim`, on a fast path; on error, retry through the full dispatcher."""
+        if self._multiplexer is not None:
+            command = call.packed()
+            try:
+                node = self.node_of(call.key)
+                if len(command) <= CALL_MAX:
+                    connection = self._multiplexer.open_to(node) or await self._multiplexer.opened_to(node)
+                    try:
+                        return await connection.call(command)
+                    except self.errors.NoScriptError:
+                        # All tasks may meet it at once, after a failover. They need not open connections for it.
+                        return await connection.call(packed([call.by_text()]))
+            except (self.errors.ConnectionError, self.errors.ResponseError, self.errors.SlotNotCoveredError) as error:
+                if isinstance(error, self.errors.ReadOnlyError):
+                    # A primary until its failover.
+                    self._multiplexer.retire(node)
+        return (await run_async(dispatch(self, [call]), self if claim is None else self.soon([claim])))[0]
+
+    async def close(self) -> None:
+        """Close the connections that the client does not know."""
+        if self._multiplexer is not None:
+            await self._multiplexer.close()
 
     def soon(self, claims: Sequence[Claim]) -> Soon:
         """Return this sender for a dispatch that ends these claims, with a short bound on the wait for a connection."""
@@ -50,7 +80,8 @@ class AsyncSender(Alone):
     async def _batch(self, batch: NodeBatch, patience: float | None) -> Any:
         async with self._room:
             try:
-                return await self._exchange(batch, patience)
+                # Closing its connection would not keep the server from executing a command.
+                return await replied(self._exchange(batch, patience))
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
                 return error
 
@@ -118,6 +149,10 @@ class AsyncClusterSender(Cluster, AsyncSender):
     async def begin(self) -> None:
         await self.client.initialize()
 
+    async def call(self, call: ScriptCall, claim: Claim | None = None) -> Any:
+        await self.begin()
+        return await super().call(call, claim)
+
     async def _exchange(self, batch: NodeBatch, patience: float | None) -> list[Any]:  # noqa: ARG002 - it never waits
         node = batch.node
         with connecting():
@@ -133,4 +168,6 @@ class AsyncClusterSender(Cluster, AsyncSender):
             (getattr(node, "release", None) or node._free.append)(connection)
 
     async def _refresh(self) -> None:
+        if self._multiplexer is not None:
+            self._multiplexer.retire_all()
         await self.client.nodes_manager.initialize()

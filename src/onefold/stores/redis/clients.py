@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from onefold._checks import not_installed
 from onefold.errors import UsageError
 from onefold.stores.redis.async_sender import CONNECTIONS_MAX, AsyncClusterSender, AsyncSender
-from onefold.stores.redis.reserved import AsyncReservedClusterSender, AsyncReservedSender
+from onefold.stores.redis.connections.reserved import AsyncReservedClusterSender, AsyncReservedSender
 from onefold.stores.redis.routing import library_of
 from onefold.stores.redis.sender import ClusterSender, ConnectionCache, ConnectionPool, Sender
 from onefold.stores.redis.urls import Settings
@@ -91,13 +91,12 @@ def async_reserved_sender(client: Any) -> AsyncReservedSender:
     return AsyncReservedClusterSender(client) if _is_cluster(client) else AsyncReservedSender(client)
 
 
-def async_sender(client: Any, connections_max: int | None = None) -> AsyncSender:
+def async_sender(client: Any, *, ours: bool) -> AsyncSender:
     """Return a sender for one event loop. Its connection limit is the client's own, or ours if that is lower."""
     if _is_cluster(client):
         limit = client.get_connection_kwargs().get("max_connections")
-        return AsyncClusterSender(client, min(connections_max or CONNECTIONS_MAX, limit or CONNECTIONS_MAX))
-    limit = client.connection_pool.max_connections
-    return AsyncSender(client, min(connections_max or CONNECTIONS_MAX, limit))
+        return AsyncClusterSender(client, min(CONNECTIONS_MAX, limit or CONNECTIONS_MAX), ours=ours)
+    return AsyncSender(client, min(CONNECTIONS_MAX, client.connection_pool.max_connections), ours=ours)
 
 
 def check(client: Any, *, is_async: bool) -> None:

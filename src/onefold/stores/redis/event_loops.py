@@ -14,8 +14,8 @@ from onefold._model import Address
 from onefold.stores.redis import clients
 from onefold.stores.redis.async_sender import AsyncSender
 from onefold.stores.redis.clients import Opened
+from onefold.stores.redis.connections.reserved import AsyncReservedSender
 from onefold.stores.redis.keys import Keys
-from onefold.stores.redis.reserved import AsyncReservedSender
 from onefold.stores.redis.urls import Settings
 from onefold.stores.redis.wakeups.tasks import AsyncListener
 
@@ -43,6 +43,10 @@ class Loops:
         self._here: dict[asyncio.AbstractEventLoop, Here] = {}
         self._pid = os.getpid()
 
+    def known(self) -> Here | None:
+        """Return what was opened in this loop, without waiting for anything."""
+        return self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
+
     async def sender(self) -> AsyncSender:
         here = await self._found()
         await here.sender.begin()
@@ -56,7 +60,7 @@ class Loops:
 
     def known_renewals(self) -> AsyncReservedSender | None:
         """Return the sender for renewals if it was opened in this loop. Send nothing."""
-        here = self._here.get(asyncio.get_running_loop()) if self._pid == os.getpid() else None
+        here = self.known()
         return here.renewals if here is not None and here.renewals.is_held else None
 
     async def listener(self) -> AsyncListener:
@@ -90,9 +94,9 @@ class Loops:
         opened = clients.opened(self._source, is_async=True) if isinstance(self._source, Settings) else None
         client = self._source if opened is None else opened.client
         renewals = clients.async_reserved_sender(client)
-        sender = clients.async_sender(client)
+        sender = clients.async_sender(client, ours=opened is not None)
         listener = AsyncListener(sender, self._where, self._keys)
-        cache = self._kept(loop, renewals, listener, opened)
+        cache = self._kept(loop, sender, renewals, listener, opened)
         here = self._here[loop] = Here(sender, renewals, listener, cache)
         # A loop that ends closes the async generators started in it (asyncio.run and Runner do), and so this one.
         await anext(cache)
@@ -101,6 +105,7 @@ class Loops:
     async def _kept(
         self,
         loop: asyncio.AbstractEventLoop,
+        sender: AsyncSender,
         renewals: AsyncReservedSender,
         listener: AsyncListener,
         opened: Opened | None,
@@ -111,5 +116,6 @@ class Loops:
             self._here.pop(loop, None)
             await listener.close()
             await renewals.close()
+            await sender.close()
             if opened is not None:
                 await opened.aclose()

@@ -257,6 +257,11 @@ def new_connection(node: Any) -> Any:
     return node.connection_class(**node.connection_kwargs)
 
 
+def node_name(node: Any) -> object:
+    """Return the identity of a node: a cluster node is not hashable, but has a name; a pool has none."""
+    return getattr(node, "name", None) or id(node)
+
+
 def _mark_as_sent(answers: list[Any]) -> None:
     for answer in answers:
         if isinstance(answer, Exception):

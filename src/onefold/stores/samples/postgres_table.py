@@ -1,6 +1,6 @@
 """PostgreSQL: whole pages from all over the table (TABLESAMPLE), and the server's own count of the rows.
 
-A table that was partitioned by hand is sampled like any other: the counts are those of its partitions.
+A table with partitions is sampled like any other: the counts are those of its partitions.
 """
 
 # ruff: noqa: S608 - statements are made of the names in `records`, never of values
@@ -16,8 +16,8 @@ from onefold.stores.sql.records import TABLE
 
 # The table, or its partitions: whatever holds rows.
 LEAVES: Final = (
-    f"relkind = 'r' AND (oid = to_regclass('{TABLE}') "
-    f"OR oid IN (SELECT relid FROM pg_partition_tree(to_regclass('{TABLE}')) WHERE isleaf))"
+    f"relkind = 'r' AND oid IN (WITH RECURSIVE tree AS (SELECT to_regclass('{TABLE}')::oid AS held_by UNION ALL "
+    "SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = held_by) SELECT held_by FROM tree)"
 )
 
 # As the planner estimates it: the density of the pages at the last vacuum or analyze, on the pages that there are now.

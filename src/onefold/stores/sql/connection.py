@@ -191,6 +191,14 @@ def no_tables(database: Database) -> StoreUnavailable:
     )
 
 
+def not_laid_out(database: Database) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{database.name}: Onefold's table has no partitions yet, and may not be changed here (auto_schema=no, or a "
+        "command other than schema). Nothing ran. Create them with the command `onefold schema --store URL --apply`, "
+        "with partitions= in the URL: all records stay. Or leave partitions= out"
+    )
+
+
 def cannot_make(database: Database) -> StoreUnavailable:
     return StoreUnavailable(
         f"{database.name}: there are no Onefold tables, and they cannot be created from here: that needs another "

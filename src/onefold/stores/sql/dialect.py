@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
 
 from onefold._model import GONE, Address, Claim, Close, Ending, Entry, Gone, Record, Released
 from onefold.errors import StoreUnavailable
@@ -53,7 +55,10 @@ ROUNDS_MAX: Final = 8
 GONE_MARK: Final = "onefold: gone"
 
 
-class SqlRequest(NamedTuple):
+# Structs, which are created without a Python frame: each delivery creates some.
+
+
+class SqlRequest(Struct, frozen=True, gc=False):
     """A statement with its named values; `rows` says that rows come back."""
 
     statement: str
@@ -61,7 +66,7 @@ class SqlRequest(NamedTuple):
     rows: bool = False
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True, gc=False):
     """How many rows a statement wrote, and the rows that it gave back."""
 
     written: int
@@ -149,6 +154,19 @@ class Dialect(Statements):
             for statement in statements:
                 yield SqlRequest(statement, {})
 
+    def begin_making(self) -> SqlFlow[None]:
+        """Let the transaction that makes the tables see what another has made, for whose lock it has waited."""
+        yield from ()
+
+    def is_laid_out(self) -> SqlFlow[bool]:
+        """Return whether existing tables have the layout that this store was asked for."""
+        yield from ()
+        return True
+
+    def lay_out(self) -> SqlFlow[None]:
+        """Give existing tables that layout."""
+        yield from ()
+
     def script(self) -> str:
         """Return all versions of the tables as SQL text for people."""
         return "\n\n".join(f"{statement.strip()};" for statements in self.versions for statement in statements) + "\n"
@@ -178,6 +196,21 @@ class Dialect(Statements):
             if found is not None:
                 return None if entry.is_own(found.token) else found
         raise contended(entry.address)
+
+    # Most claims are one statement. Whoever sends that one by itself saves the work of a flow.
+
+    def asking(self, entry: Entry) -> SqlRequest | None:
+        """Return the statement that is enough for nearly every claim; None: only the flow of `claim` will do."""
+        del entry
+        return None
+
+    def answered(self, entry: Entry, reply: Reply) -> Record | Gone | None:
+        """Return what `claim` returns, from the reply to `asking`; GONE: go on with `claim_again`."""
+        raise NotImplementedError(f"{type(self).__name__} has no statement to ask at once")
+
+    def claim_again(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
+        """Claim by the statements for any record."""
+        return Dialect.claim(self, entry, replacing)
 
     def claim_joined(self, entry: Entry, replacing: Record | None = None) -> SqlFlow[Record | Gone | None]:
         """Claim in the transaction of the work. Nearly every record is new there, so that case has to be cheap."""
@@ -254,6 +287,10 @@ class Dialect(Statements):
 
     def missing_in(self) -> SqlFlow[str | None]:
         """Return the search path in which the tables are missing, or None if they exist. See `searches_schemas`."""
+        raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
+
+    def search_path(self) -> SqlFlow[str]:
+        """Return the schemas that the session searches. See `searches_schemas`."""
         raise NotImplementedError(f"{type(self).__name__} has its tables in one place")
 
     def searching(self, path: str) -> SqlRequest:
@@ -392,11 +429,13 @@ class Dialect(Statements):
         """Purge alongside the work; it must be cheap even if there is nothing to remove."""
         return self.purge(limit)
 
-    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+    def impatient_purge(self, limit: int, path: str | None = None) -> SqlFlow[int]:
         """Purge on a connection that is closed afterwards, without waiting for anybody's lock.
 
-        The thread that purges may hold it itself, in another transaction.
+        The thread that purges may hold it itself, in another transaction. `path` are the schemas that a caller's
+        session has searched, where `searches_schemas`.
         """
+        del path
         return self.background_purge(limit)
 
 

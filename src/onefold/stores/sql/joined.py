@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from onefold._concurrency import forks
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold._concurrency.interrupts import When, brought_to_its_end
-from onefold._model import Address, Claim, Commit, Ending, Entry, Gone, Record, Released
+from onefold._model import GONE, Address, Claim, Commit, Ending, Entry, Gone, Record, Released
 from onefold.errors import OnefoldError, UsageError
 from onefold.stores.sql.connection import (
     AsyncConnection,
@@ -46,6 +46,10 @@ T = TypeVar("T")
 
 SAVEPOINT: Final = "onefold_handler"
 
+# On Python 3.11 accessing an enum's members is slow.
+OPEN: Final = TransactionStatus.OPEN
+IDLE: Final = TransactionStatus.IDLE
+
 
 class JoinedRecords(SqlFlows):
     """The operations of a store on a connection whose transaction is open. They raise the driver's errors."""
@@ -54,7 +58,16 @@ class JoinedRecords(SqlFlows):
     _run_on = staticmethod(run_on)
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return run(self._say(self._claiming(entry, replacing)), self.conn)
+        request = self._asking(entry) if replacing is None else None
+        if request is None:
+            return run(self._say(self._claiming(entry, replacing)), self.conn)
+        try:
+            reply = self.conn.send(request)
+        except Exception as error:
+            self._explain(error)
+            raise
+        found = self._answered(entry, reply)
+        return run(self._say(self.database.sql.claim_again(entry)), self.conn) if found is GONE else found
 
     def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return run(self._say(self._claiming_all(entries)), self.conn)
@@ -70,7 +83,8 @@ class JoinedRecords(SqlFlows):
 
     def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        run(self._check_open(claim), self.conn)
+        if not self._is_proven(claim):
+            run(self._check_open(claim), self.conn)
 
     def judge(self, claim: Claim, error: BaseException) -> None:
         run(self._say(self.database.sql.judge(claim, error)), self.conn)
@@ -90,7 +104,16 @@ class AsyncJoinedRecords(SqlFlows):
     _run_on = staticmethod(run_on_async)
 
     async def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
-        return await run_async(self._say(self._claiming(entry, replacing)), self.conn)
+        request = self._asking(entry) if replacing is None else None
+        if request is None:
+            return await run_async(self._say(self._claiming(entry, replacing)), self.conn)
+        try:
+            reply = await self.conn.send(request)
+        except Exception as error:
+            self._explain(error)
+            raise
+        found = self._answered(entry, reply)
+        return await run_async(self._say(self.database.sql.claim_again(entry)), self.conn) if found is GONE else found
 
     async def claim_all(self, entries: Sequence[Entry]) -> list[Record | Gone | None]:
         return await run_async(self._say(self._claiming_all(entries)), self.conn)
@@ -106,7 +129,8 @@ class AsyncJoinedRecords(SqlFlows):
 
     async def check_open(self, claim: Claim) -> None:
         """Raise `UsageError` where the record is not in the open transaction, or none is open."""
-        await run_async(self._check_open(claim), self.conn)
+        if not self._is_proven(claim):
+            await run_async(self._check_open(claim), self.conn)
 
     async def judge(self, claim: Claim, error: BaseException) -> None:
         await run_async(self._say(self.database.sql.judge(claim, error)), self.conn)
@@ -274,8 +298,13 @@ class TransactionRules(SqlFlows):
                     yield self.conn.spoil
                     raise
 
+    def _is_over(self) -> bool:
+        """Return whether there is nothing to undo."""
+        return self.conn.transaction_status() is IDLE and not is_torn(self.conn)
+
     def _check_transaction_status(self) -> None:
-        check_committable(self.conn, spoiled=self._spoiled)
+        if self._spoiled or self.conn.transaction_status() is not OPEN:
+            check_committable(self.conn, spoiled=self._spoiled)
 
     def _spoil(self, when: When) -> Flow[None]:
         """Make sure that nothing can be committed: a nested delivery may have been interrupted, and its error caught.
@@ -297,15 +326,17 @@ class TransactionRules(SqlFlows):
         try:
             return (yield from flow)
         except Exception as error:
-            explain(error, self.database)
+            self._explain(error)
             raise
+
+    def _explain(self, error: Exception) -> None:
+        explain(error, self.database)
 
 
 class SqlTransaction(TransactionRules, JoinedRecords):
     """Transactions of our own, blocking."""
 
-    def __init__(self, database: Database, pool: ConnectionSource) -> None:
-        super().__init__(database, pool)
+    _pool: ConnectionSource
 
     def _borrow(self, lent: AbstractContextManager[Connection]) -> Connection:
         found = lent.__enter__()
@@ -328,7 +359,8 @@ class SqlTransaction(TransactionRules, JoinedRecords):
         """Give the connection back."""
         if self._is_ours():
             try:
-                run(self._undo())
+                if not self._is_over():
+                    run(self._undo())
             finally:
                 self._begun = False
                 lent, self._lent = self._lent, None
@@ -338,8 +370,7 @@ class SqlTransaction(TransactionRules, JoinedRecords):
 class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
     """The async counterpart."""
 
-    def __init__(self, database: Database, pool: AsyncConnectionSource) -> None:
-        super().__init__(database, pool)
+    _pool: AsyncConnectionSource
 
     async def _borrow(self, lent: AbstractAsyncContextManager[AsyncConnection]) -> AsyncConnection:
         found = await lent.__aenter__()
@@ -370,7 +401,8 @@ class AsyncSqlTransaction(TransactionRules, AsyncJoinedRecords):
 
     async def _give_back(self) -> None:
         try:
-            await run_async(self._undo())
+            if not self._is_over():
+                await run_async(self._undo())
         finally:
             lent, self._lent = self._lent, None
             await lent.__aexit__(None, None, None)

@@ -25,7 +25,7 @@ from onefold.stores.sql.connection import (
     dropped,
     lacks_tables,
 )
-from onefold.stores.sql.dialect import SqlFlow
+from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
 
 T = TypeVar("T")
 
@@ -112,6 +112,25 @@ class SqlFlows:
     def _say(self, flow: SqlFlow[T]) -> SqlFlow[T]:
         """Send a flow's statements; subclasses explain errors here that the driver cannot."""
         return flow
+
+    def _explain(self, error: Exception) -> None:
+        """Raise what the driver cannot know about its error."""
+
+    # A claim that is one statement is sent without a flow around it: see `Dialect.asking`.
+
+    def _asking(self, entry: Entry) -> SqlRequest | None:
+        """Return the statement to send; None: only the flow of `_claiming` will do."""
+        del entry
+        return None
+
+    def _answered(self, entry: Entry, reply: Reply) -> Record | Gone | None:
+        """Return the answer of the claim; GONE: go on with the flow of `claim_again`."""
+        return self.database.sql.answered(entry, reply)
+
+    def _is_proven(self, claim: Claim) -> bool:
+        """Return whether the record is certainly in the open transaction, without asking the server."""
+        del claim
+        return False
 
     def _check_transaction_status(self) -> None:
         check_open(self.conn)

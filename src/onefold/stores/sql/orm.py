@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from onefold._concurrency.generators import run
 from onefold.errors import OnefoldError
-from onefold.stores import background_purge
+from onefold.stores.background_purge import BATCH, ignore_errors
 from onefold.stores.sql.connection import Connection, Database, ErrorClass, cannot_make, cause_of, lacks_tables
 from onefold.stores.sql.dialect import Reply, Sends, SqlRequest
 from onefold.stores.sql.joined import explain
@@ -45,10 +45,25 @@ def _on_another(database: Database, beside: Beside, work: Callable[[Connection],
         raise
 
 
-def purge_beside(database: Database, due: int, beside: Beside) -> None:
+class SearchPath:
+    """The schemas that a caller's session searches, for a purge after its commit: it may be a tenant's own.
+
+    Asked in the transaction, because they may be set for that alone; and only if a purge is due, which is rare.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.found: str | None = None
+
+    def ask(self, database: Database, conn: Sends) -> None:
+        if self.is_wanted and database.sql.searches_schemas:
+            self.found, self.is_wanted = run(database.sql.search_path(), conn), False
+
+
+def purge_beside(database: Database, due: int, beside: Beside, path: SearchPath) -> None:
     """Purge batches on a connection of our own, after a caller's commit: wait for nobody, and fail nothing."""
-    with background_purge.ignore_errors(database.name), beside() as conn:
-        while due and run(database.sql.impatient_purge(background_purge.BATCH), conn) == background_purge.BATCH:
+    with ignore_errors(database.name), beside() as conn:
+        while due and run(database.sql.impatient_purge(BATCH, path.found), conn) == BATCH:
             due -= 1
 
 

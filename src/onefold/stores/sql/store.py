@@ -187,6 +187,7 @@ class SqlRules:
             yield from self._purge_batches(due, claims)
 
     def _batches_due(self, ended: int = 1) -> int:
+        """Return how many batches to purge now, after this many deliveries have ended."""
         return background_purge.batches_due(ended) if self.database.purges else 0
 
     def _purge_batches(self, due: int, claims: Sequence[Claim]) -> Flow[None]:
@@ -368,8 +369,8 @@ class SqlStore(SqlRules):
             raise
         finally:
             transaction.let_go()
-        if needs_tables:
-            run(self._purge_a_little())
+        if needs_tables and (due := self._batches_due()):
+            run(self._purge_batches(due, ()))
 
     def close(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""
@@ -460,8 +461,8 @@ class AsyncSqlStore(SqlRules):
             raise
         finally:
             await transaction.let_go()
-        if needs_tables:
-            await heard(run_async(self._purge_a_little()))
+        if needs_tables and (due := self._batches_due()):
+            await heard(run_async(self._purge_batches(due, ())))
 
     async def aclose(self) -> None:
         """Close the connections that are ours. Later use of the store opens new ones."""

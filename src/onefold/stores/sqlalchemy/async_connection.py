@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from onefold._concurrency.interrupts import brought_to_its_end
+from onefold._concurrency.interrupts import brought_to_its_end, replied
 from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sqlalchemy.connection import HeldConnection
@@ -33,12 +33,19 @@ class AsyncConnectionShell:
     async def send(self, request: SqlRequest) -> Reply:
         if isinstance(self.sync, StoresConnection) and self.sync.is_closed:
             await self._in_one_piece(self.sync.open_alone)
-        return await _in_greenlet(self.sync.send, request)
+        return await self._sent(self.sync.send, request)
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         if isinstance(self.sync, StoresConnection) and not self.sync.in_transaction:
             await self._in_one_piece(self.sync.open_many)
-        return await _in_greenlet(self.sync.send_all, requests)
+        return await self._sent(self.sync.send_all, requests)
+
+    async def _sent(self, send: Callable[..., T], requests: Any) -> T:
+        if isinstance(self.sync, StoresConnection) and not self.sync.in_transaction:
+            # Some drivers can only close a connection whose reply is outstanding, and the server would execute the
+            # statement all the same.
+            return await replied(_in_greenlet(send, requests), self.abandon)
+        return await _in_greenlet(send, requests)
 
     async def begin(self) -> None:
         assert isinstance(self.sync, StoresConnection), "a caller begins their own transactions"

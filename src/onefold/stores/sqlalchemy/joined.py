@@ -16,7 +16,7 @@ from onefold.errors import UsageError
 from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores.sql.joined_rules import FoundIn
-from onefold.stores.sql.orm import purge_beside, send_finding
+from onefold.stores.sql.orm import SearchPath, purge_beside, send_finding
 from onefold.stores.sqlalchemy.async_connection import AsyncConnectionShell
 from onefold.stores.sqlalchemy.commits import after_commit
 from onefold.stores.sqlalchemy.connection import Held, HeldConnection
@@ -36,22 +36,24 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
     held, tx = _held(connection, is_async=is_async)
     engine = _engine_of(held)
     database = database_of(engine)
-    conn: HeldConnection = CallersConnection(held, tx)
+    path = SearchPath()
+    conn: HeldConnection = CallersConnection(held, tx, path)
     if record is not None:
         rows = database.sql.rows_of(record)
-        conn = RowAndRecordConnection(held, tx) if rows.needs_tables else RowConnection(held, tx)
+        conn = RowAndRecordConnection(held, tx, path) if rows.needs_tables else RowConnection(held, tx)
         database = database._replace(sql=rows)
     joined: JoinedRecords | AsyncJoinedRecords = JoinedRecords(database, conn)
     if is_async:
         joined = AsyncJoinedRecords(database, AsyncConnectionShell(conn))
     # A connection outside of a session tells of its commit only beforehand.
     if isinstance(held, Session) and isinstance(conn, CallersConnection):
-        joined.purge_after_commit = partial(after_commit, held, lambda due: _purge(engine, due))
+        joined.purge_after_commit = partial(_purge_after_commit, held, engine, path)
     return joined
 
 
-def _purge(engine: Engine, due: int) -> None:
-    purge_beside(database_of(engine), due, lambda: _beside(engine))
+def _purge_after_commit(session: Session, engine: Engine, path: SearchPath, batches: int) -> None:
+    path.is_wanted = True
+    after_commit(session, lambda due: purge_beside(database_of(engine), due, lambda: _beside(engine), path), batches)
 
 
 # The engines' dialects for which the tables were found; engines that differ only in their options share one.
@@ -63,6 +65,10 @@ class CallersConnection(HeldConnection):
 
     _sent = False
 
+    def __init__(self, held: Held, tx: Any, path: SearchPath) -> None:
+        super().__init__(held, tx)
+        self._path = path
+
     def send(self, request: SqlRequest) -> Reply:
         inside = self.enter()
         if inside.driver.makes_tables_inside:
@@ -71,6 +77,7 @@ class CallersConnection(HeldConnection):
         database = database_of(engine)
         reply = send_finding(request, inside, database, _found, engine.dialect, lambda: _beside(engine), first=first)
         self._sent = True
+        self._path.ask(database, inside)
         return reply
 
 

@@ -23,11 +23,11 @@ from onefold.errors import OnefoldError, UsageError
 from onefold.stores import background_purge
 from onefold.stores.base import Query, Sample, StoredRecord
 from onefold.stores.sql.records import VERSION
-from onefold.stores.sqlite.connection import SqliteConnection, insist
+from onefold.stores.sqlite.connection import LATER, SqliteConnection, insist
 from onefold.stores.sqlite.dialect import SQLITE
 from onefold.stores.sqlite.kind import KIND as KIND
 from onefold.stores.sqlite.opening import SYNCS, Sync, connect
-from onefold.stores.sqlite.records import Records
+from onefold.stores.sqlite.records import DoneRow, Records
 from onefold.stores.sqlite.thread import OneThread
 from onefold.stores.sqlite.urls import parsed
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from onefold.transactions import RecordColumn
 
 T = TypeVar("T")
+
+# On Python 3.11 accessing an enum's members is slow.
+DONE: Final = State.DONE
 
 # The first version with ON CONFLICT DO UPDATE (2018).
 SQLITE_VERSION_MIN: Final = (3, 24)
@@ -82,6 +85,9 @@ class SqliteStore:
         self._writing = self._new_connection()
         # A duplicate that is only counted does not queue behind claims, which may wait for another writer.
         self._annotating = self._new_connection()
+        # Whether the last address that was claimed was free. Most are; duplicates often come many in a row. What is
+        # expected is tried first: a write, or a look on the connection for reading.
+        self._expects_new = True
         # For transactions: each has a connection to itself while it lasts.
         self._idle: list[SqliteConnection] = []
         # For tables that are not ours: the file need not have ours.
@@ -95,10 +101,27 @@ class SqliteStore:
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         if replacing is None:
+            if self._expects_new:
+                found = self._writing.do_at_once(Records.claim, entry)
+                if found is not LATER:
+                    self._expects_new = found is None
+                    if entry.state is DONE:
+                        self._purge_after(1)
+                    return found
             found = self.read(entry.address)
+            self._expects_new = found is None
             if found is not None:
                 return _in_the_way(found, entry)
         return self.write_claim(entry, replacing)
+
+    def find_done(self, address: Address) -> DoneRow | None:
+        """Return the record if it is done and has no notes; None: claim it."""
+        if self._expects_new:
+            return None
+        # Without patience: a claim that follows has its own.
+        found = self._reading.do(Records.find_done, address, patience=0.0)
+        self._expects_new = found is None
+        return found
 
     def write_claim(self, entry: Entry, replacing: Record | None) -> Record | Gone | None:
         """Claim an address whose record was looked up before."""
@@ -108,13 +131,16 @@ class SqliteStore:
         return self._writing.do(lambda records: records.extend(claim, notes))
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
-        return self._end(lambda records: records.finish(claim, ending))
+        finished = self._writing.do(Records.finish, claim, ending)
+        if self.purges and background_purge.chance(claim.token) == 0:
+            self.purge_batches(1)
+        return finished
 
     def release(self, claim: Claim, released: Released | None = None) -> bool:
         return self._end(lambda records: records.release(claim, released))
 
     def read(self, address: Address) -> Record | None:
-        return self._reading.do(lambda records: records.read(address))
+        return self._reading.do(Records.read, address)
 
     def annotate(self, record: Record, notes: bytes) -> Record | Gone | None:
         return self._annotating.do(lambda records: records.annotate(record, notes), patience=ANNOTATION_PATIENCE)
@@ -247,10 +273,14 @@ class SqliteStore:
     def _end(self, work: Callable[[Records], T], ended: int = 1, *, together: bool = False) -> T:
         """Run a closing operation, then maybe purge a batch."""
         answer = self._writing.do(work, together=together)
-        due = self.batches_due(ended)
+        self._purge_after(ended)
+        return answer
+
+    def _purge_after(self, ended: int) -> None:
+        """Maybe purge a batch after this many deliveries have ended."""
+        due = self.batches_due(ended) if ended else 0
         if due:
             self.purge_batches(due)
-        return answer
 
     def batches_due(self, ended: int = 1) -> int:
         """Return how many batches to purge now, alongside the work: usually none."""

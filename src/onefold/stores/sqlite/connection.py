@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sqlite3
 import threading
@@ -9,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from onefold._concurrency.generators import Flow
 from onefold._concurrency.users_errors import passing
@@ -18,6 +19,7 @@ from onefold.errors import StoreUnavailable
 from onefold.stores.sqlite.file_access import why_not_opened, why_not_written
 from onefold.stores.sqlite.records import Records
 
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 # How often a writer checks whether another process is done. SQLite's own waiting pauses ever longer, so that one of
@@ -79,6 +81,15 @@ def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
+class Later(enum.Enum):
+    """Work was not done: somebody was in the way."""
+
+    LATER = "later"
+
+
+LATER: Final = Later.LATER
+
+
 class SqliteConnection:
     """One connection, for one thread at a time. Opened on first use, and again after an error, a close or a fork."""
 
@@ -93,7 +104,13 @@ class SqliteConnection:
         with _forking:
             _connections.add(self)
 
-    def do(self, work: Callable[[Records], T], *, together: bool = False, patience: float | None = None) -> T:
+    def do(
+        self,
+        work: Callable[[Records, *Args], T],
+        *args: *Args,
+        together: bool = False,
+        patience: float | None = None,
+    ) -> T:
         """Run this work on the connection, and return its result; `together` makes all its writes one transaction.
 
         `patience` is for optional work: it limits the wait for other processes.
@@ -103,12 +120,25 @@ class SqliteConnection:
         with self._turn:
             while True:
                 try:
-                    return self._attempt(work, together=together)
+                    return self._attempt(work, args, together=together)
                 except sqlite3.Error as error:
                     # A busy file means that nothing was written, and every operation may be sent twice.
                     if code_of(error) not in BUSY or time.monotonic() > ends:
                         raise self._translated(error) from error
                 time.sleep(BUSY_PAUSE)
+
+    def do_at_once(self, work: Callable[[Records, *Args], T], *args: *Args) -> T | Later:
+        """Run this work if nobody is in the way, neither a thread nor another process; otherwise return LATER.
+
+        So it does after any other error of SQLite: whoever asks has another way, which tells the error if it recurs.
+        """
+        if self._records is None or self._turn.locked():
+            return LATER
+        with self._turn:
+            try:
+                return self._attempt(work, args, together=False)
+            except sqlite3.Error:
+                return LATER
 
     @property
     def is_open(self) -> bool:
@@ -118,7 +148,7 @@ class SqliteConnection:
         """Open the connection without waiting. Return False if creating the tables has to wait for another writer."""
         with self._turn:
             try:
-                self._attempt(lambda _records: None, together=False)
+                self._attempt(lambda _records: None, (), together=False)
             except sqlite3.Error as error:
                 if code_of(error) not in BUSY:
                     raise self._translated(error) from error
@@ -161,19 +191,31 @@ class SqliteConnection:
             _abandoned.append(self._at_exit.detach())
         self._turn, self._user, self._records, self._at_exit = threading.Lock(), None, None, None
 
-    def _attempt(self, work: Callable[[Records], T], *, together: bool) -> T:
-        self._settle()
+    def _attempt(self, work: Callable[..., T], args: tuple[Any, ...], *, together: bool) -> T:
+        records = self._records
+        try:
+            is_settled = records is None or not records.connection.in_transaction
+        except sqlite3.Error:
+            # A handler has closed it.
+            is_settled = False
+        if not is_settled:
+            self._settle()
+            records = self._records
         self._user = threading.get_ident()
         try:
-            records = self._opened() if self._records is None else self._records
+            if records is None:
+                records = self._opened()
             if not together:
-                return work(records)
+                return work(records, *args)
             records.connection.execute("BEGIN IMMEDIATE")
-            answer = work(records)
+            answer = work(records, *args)
             records.connection.execute("COMMIT")
             return answer
         finally:
-            self._settle()
+            if records is None or records.connection.in_transaction:
+                self._settle()
+            else:
+                self._user = None
 
     def _opened(self) -> Records:
         if self._records is None:

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold._model import Claim
 from onefold.stores.sql.dialect import Dialect, SqlFlow, SqlRequest
-from onefold.stores.sql.records import ADDRESS, TABLE, WRITTEN
+from onefold.stores.sql.records import ADDRESS, ALIVE, AT, TABLE, WRITTEN, put
 from onefold.stores.sql.statements import assigned, columns, values
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Sqlite(Dialect):
         f"(SELECT rowid FROM {TABLE} WHERE expires <= :now ORDER BY expires LIMIT :limit)"
     )
 
-    def impatient_purge(self, limit: int) -> SqlFlow[int]:
+    def impatient_purge(self, limit: int, path: str | None = None) -> SqlFlow[int]:
+        del path
         yield SqlRequest("PRAGMA busy_timeout = 0", {}, rows=True)
         return (yield from self.background_purge(limit))
 
@@ -119,12 +120,44 @@ class Sqlite(Dialect):
 SQLITE: Final = Sqlite()
 
 
-def _numbered(statement: str, names: Sequence[str]) -> str:
-    """Return a statement whose values are numbered, in the order of these names."""
-    for number, name in enumerate(names, 1):
-        statement = statement.replace(f":{name}", f"?{number}")
-    return statement
+def _numbered(statement: str, names: Sequence[str], literals: Mapping[str, str] = {}) -> str:
+    """Return a statement whose values are numbered, in the order of these names, or written into it.
+
+    Python's sqlite3 looks each named value up in a dictionary, and looks for an adapter for each None.
+    """
+    return put(statement, lambda name: literals.get(name) or f"?{names.index(name) + 1}")
 
 
-# Reads a record by the time and its address.
-LOOK: Final = _numbered(SQLITE.look, ("now", *ADDRESS))
+# The statements of nearly every delivery, each with the order of its values: they look an address up, claim it, and end
+# the claim.
+_AT_A_TIME: Final = ("now", *ADDRESS)
+LOOK: Final = _numbered(SQLITE.look, _AT_A_TIME)
+
+# What a replay needs of a record that is done and has no notes: the fields of `DoneRow`.
+LOOK_DONE: Final = _numbered(
+    f"SELECT attempt, fingerprint, result, omitted, remark FROM {TABLE} "
+    f"WHERE {AT} AND state = 'done' AND notes IS NULL AND {ALIVE}",
+    _AT_A_TIME,
+)
+
+# The claim of an address for the first time. What its entry does not say is as in a new `Entry`.
+INSERT_NEW: Final = _numbered(
+    SQLITE.insert,
+    (*_AT_A_TIME, "token", "lease", "ttl", "fingerprint"),
+    {
+        "state": "'running'",
+        "attempt": "1",
+        "age": "0",
+        "bypasses": "0",
+        "notes": "NULL",
+        "result": "NULL",
+        "omitted": "0",
+        "remark": "''",
+        "revision": "1",
+    },
+)
+
+# The end of a run that has returned: with its result, or without one.
+_DONE: Final = {"state": "'done'", "omitted": "0", "notes": "NULL", "remark": "''"}
+END_WITH_RESULT: Final = _numbered(SQLITE.end, (*_AT_A_TIME, "token", "ttl", "result"), _DONE)
+END_WITHOUT_RESULT: Final = _numbered(SQLITE.end, (*_AT_A_TIME, "token", "ttl"), _DONE | {"result": "NULL"})

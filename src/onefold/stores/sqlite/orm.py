@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from onefold._concurrency.generators import run
 from onefold._model import Entry, Gone, Record
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
@@ -79,7 +81,7 @@ def looked_up(send: Callable[[SqlRequest], Reply], request: SqlRequest) -> Reply
     Missing tables are created in the caller's own transaction, one statement at a time: SQLite rolls them back like
     everything else, and a second connection would wait for the first.
     """
-    looking = request._replace(statement=LOOKING.get(request.statement, request.statement))
+    looking = replace(request, statement=LOOKING.get(request.statement, request.statement))
     sender = _Sender(send)
     try:
         reply = send(looking)

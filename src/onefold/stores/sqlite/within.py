@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from onefold._concurrency.generators import run
 from onefold._model import Address, Entry, Gone, Record
 from onefold.errors import NotInTransaction, StoreUnavailable
 from onefold.stores.sql.records import TABLE, VERSION, Parameters
@@ -70,7 +71,7 @@ class CallersRecords(Records):
 
     def claim(self, entry: Entry, *, replacing: Record | None = None) -> Record | Gone | None:
         try:
-            return super().claim(entry, replacing=replacing)
+            return run(SQLITE.claim(entry, replacing), self)
         except StoreUnavailable:
             # Nothing can be written into tables that are too new, nor be found in them: they say it better.
             self.schema_version()

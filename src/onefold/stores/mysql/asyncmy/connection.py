@@ -15,7 +15,7 @@ from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError, OperationalError
 
 from onefold._concurrency.generators import run_async
-from onefold._concurrency.interrupts import heard
+from onefold._concurrency.interrupts import heard, replied
 from onefold.stores.mysql import connection as mysql
 from onefold.stores.mysql.errors import meaning, not_connected
 from onefold.stores.mysql.transaction_state import IN_TRANSACTION
@@ -137,12 +137,25 @@ class OwnConnection(mysql.OwnAdapter, AsyncmyConnection):
     connection: Watched
 
 
+class OperationsConnection(OwnConnection):
+    """An `AsyncConnection` for operations of the store, each of which a cancelled task completes.
+
+    asyncmy can only close a connection whose reply is outstanding; the server would execute the statement all the same.
+    """
+
+    async def _execute(self, text: str, *, rows: bool = False) -> Reply:
+        return await replied(super()._execute(text, rows=rows), self.abandon)
+
+    async def _execute_all(self, text: str) -> list[Reply]:
+        return await replied(super()._execute_all(text), self.abandon)
+
+
 class TransactionConnection(mysql.TransactionAdapter, OwnConnection):
     """An `AsyncConnection` for transactions of our own."""
 
 
-async def for_operations(settings: Settings) -> OwnConnection:
-    return OwnConnection(await _connected(settings, autocommit=True, read_timeout=settings.read_timeout))
+async def for_operations(settings: Settings) -> OperationsConnection:
+    return OperationsConnection(await _connected(settings, autocommit=True, read_timeout=settings.read_timeout))
 
 
 async def for_transactions(settings: Settings) -> TransactionConnection:
@@ -151,7 +164,7 @@ async def for_transactions(settings: Settings) -> TransactionConnection:
     )
 
 
-async def beside(connection: Any, database: str) -> OwnConnection:
+async def beside(connection: Any, database: str) -> OperationsConnection:
     """Open another connection to the same server, for work that must stay out of a caller's transaction."""
     other = Watched(
         host=connection._host,
@@ -170,7 +183,7 @@ async def beside(connection: Any, database: str) -> OwnConnection:
         server_public_key=connection._server_public_key,
     )
     await other.connect()
-    return OwnConnection(other)
+    return OperationsConnection(other)
 
 
 async def _connected(settings: Settings, **options: Any) -> Watched:

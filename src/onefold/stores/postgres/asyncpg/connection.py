@@ -6,12 +6,15 @@ few private names that this needs are used here, and in `pool` and `joined`.
 
 from __future__ import annotations
 
+from asyncio import ensure_future
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import asyncpg
 
+from onefold._concurrency import interrupts
+from onefold._concurrency.interrupts import ended
 from onefold._driver_connections import register
 from onefold.errors import UsageError
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
@@ -57,21 +60,38 @@ class AsyncpgConnection:
         statement, names = in_numbers(request.statement, self._where)
         self._check_open()
         try:
-            with self._marked():
-                rows, status, _ = await self._inner._execute(
-                    statement,
-                    [request.values[name] for name in names],
-                    0,
-                    None,
-                    return_status=True,
-                    ignore_custom_codec=True,
-                    record_class=asyncpg.Record,
-                )
+            rows, status, _ = await self._inner._execute(
+                statement,
+                [request.values[name] for name in names],
+                0,
+                None,
+                return_status=True,
+                ignore_custom_codec=True,
+                record_class=asyncpg.Record,
+            )
         except asyncpg.InFailedSQLTransactionError as error:
             # asyncpg itself does not report that an earlier statement has failed.
             raise UsageError(ABORTED) from error
+        # `_marked`, without its context manager: every delivery comes here.
+        except asyncpg.InternalClientError:
+            self._interrupted = True
+            raise
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self._interrupted = True
+            if not isinstance(interrupt, GeneratorExit) and not self._inner.is_in_transaction():
+                await self._settled()
+            raise
         # The last word of a status such as `UPDATE 1`.
         return Reply(0, rows) if request.rows else Reply(_number(status.decode()))
+
+    async def _settled(self) -> None:
+        """Wait, within a bound, until the server has ended or executed the statement of a cancelled task.
+
+        asyncpg asks the server to cancel it, and closing the connection would not keep the server from executing it.
+        """
+        await ended(ensure_future(self._inner._protocol._wait_for_cancellation()), interrupts.REPLY_SECONDS)
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         if self.transaction_status() is not TransactionStatus.IDLE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -14,7 +15,6 @@ from onefold.stores.postgres.joined import AsyncCallersRecords, DatabaseId, not_
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.sql.connection import Database
 from onefold.stores.sql.joined import AsyncJoinedRecords
-from onefold.stores.sql.pool import AsyncOneOff
 from onefold.transactions import RecordColumn
 
 # A second connection to the same server opens quickly, or not at all.
@@ -29,12 +29,22 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Asy
         raise UsageError("within(Pool): pass one of its connections: `async with pool.acquire() as connection`")
     if not connection.is_in_transaction():
         not_in_transaction("Enter `async with connection.transaction()` before")
-    database_id = _database_id(inner(connection))
-    database = Database(POSTGRES, f"postgresql://{database_id[0]}/{database_id[1]}", classify, lock=LOCK)
+    database_id, database = _met.get(inner(connection)) or _meet(inner(connection))
     conn = AsyncpgConnection(connection)
     if record is not None:
         return AsyncJoinedRecords(database._replace(sql=PostgresRows(record)), conn)
-    return AsyncCallersRecords(database, conn, database_id, AsyncOneOff(partial(_beside, inner(connection))))
+    return AsyncCallersRecords(database, conn, database_id, partial(_beside, inner(connection)))
+
+
+# Connections joined before.
+_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
+
+
+def _meet(connection: Any) -> tuple[DatabaseId, Database]:
+    database_id = _database_id(connection)
+    name = f"postgresql://{database_id[0]}/{database_id[1]}"
+    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK)
+    return met
 
 
 def _database_id(connection: Any) -> DatabaseId:

@@ -11,17 +11,20 @@ from functools import cache, cached_property, partial
 from typing import Any, Final
 
 import psycopg
+from psycopg import generators
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import ConnStatus
 from psycopg.pq import TransactionStatus as PqStatus
 from psycopg.rows import tuple_row
 
 from onefold._concurrency.generators import Flow, run, run_async
+from onefold.errors import UsageError
 from onefold.stores.postgres.errors import SPOILING, meaning, one_line
 from onefold.stores.postgres.marks import PARAMETER
 from onefold.stores.postgres.psycopg import prepared
 from onefold.stores.sql.connection import ErrorClass, ErrorInfo, TransactionStatus
 from onefold.stores.sql.dialect import Reply, SqlRequest
+from onefold.stores.sql.joined_rules import ABORTED
 from onefold.stores.sql.records import in_numbers, located
 
 Connection = psycopg.Connection[Any]
@@ -135,15 +138,17 @@ class Shared:
     def run(self, statement: str) -> Any:
         return self._cursor.execute(statement.encode(), prepare=False)
 
-    def begin(self) -> Any:
-        return self._run(self._begin())
-
-    def _begin(self) -> Flow[None]:
+    def _begin(self) -> None:
         self._waiting = True
-        yield from ()
 
-    def commit(self) -> Any:
-        return self._run(self._end(self.connection.commit))
+    def _committing(self) -> Any:
+        """Commit, unless a statement has failed: the server would roll back, and psycopg would not report it.
+
+        Under the connection's lock: only then no statement is under way that the handler has left to another task.
+        """
+        if self.connection.pgconn.transaction_status == PqStatus.INERROR:
+            raise UsageError(ABORTED)
+        return self.connection._commit_gen()
 
     def rollback(self) -> Any:
         return self._run(self._end(self.connection.rollback))
@@ -158,7 +163,10 @@ class Shared:
         return self._run(self._commit_if(check))
 
     def _commit_if(self, check: str) -> Flow[None]:
-        yield partial(self.run, f"{located(check, self._where)}; COMMIT")
+        try:
+            yield partial(self.run, f"{located(check, self._where)}; COMMIT")
+        except psycopg.errors.InFailedSqlTransaction as error:
+            raise UsageError(ABORTED) from error
         self._take_back()
 
     def close(self) -> Any:
@@ -202,16 +210,22 @@ class Shared:
         name = None if statement is None else prepared.name_of(self.connection, statement)
         if statement is None or name is None:
             return None
-        pgconn, values = self.connection.pgconn, statement.bound(request.values)
+        pgconn = self.connection.pgconn
         if not self._waiting:
-            return prepared.send(pgconn, name, values)
+            pgconn.send_query_prepared(name, statement.params(request.values), statement.formats, prepared.BINARY)
+            return generators.execute(pgconn)
         if not PIPELINES:
             return None
-        return prepared.send_with_begin(pgconn, begin_on(self.connection), name, values)
+        # From here on the state is the connection's own: it may turn out to be lost.
+        self._waiting = False
+        return prepared.send_with_begin(pgconn, begin_on(self.connection), name, statement, request.values)
 
-    def _answered(self, results: Any, request: SqlRequest) -> Reply:
-        began = self._waited()
-        reply = prepared.reply(results, rows=request.rows)
+    def _answered(self, results: Any, statement: prepared.Statement, request: SqlRequest, *, began: bool) -> Reply:
+        try:
+            reply = prepared.reply(results, rows=request.rows)
+        except psycopg.Error as error:
+            prepared.forget_if_stale(self.connection, statement, error)
+            raise
         if began:
             self._lend()
         return reply
@@ -242,20 +256,34 @@ class Shared:
 
 
 class PsycopgConnection(Shared):
-    """An adapter around a connection in autocommit mode, or around one in its caller's transaction."""
+    """An adapter around a connection in autocommit mode, or around one in its caller's transaction.
+
+    A caller's connection may be in pipeline mode, where replies have to be requested.
+    """
 
     _run = staticmethod(run)
     _new_cursor = _Cursor
+
+    def begin(self) -> None:
+        self._begin()
+
+    def commit(self) -> None:
+        # `_end`, without a generator: every transaction comes here.
+        if not self._waited():
+            with self.connection.lock:
+                self.connection.wait(self._committing())
+            self._take_back()
 
     def send(self, request: SqlRequest) -> Reply:
         # `_marked`, without its context manager: every delivery comes here.
         try:
             connection, statement = self.connection, prepared.typed(request.statement, self._where)
             with connection.lock:
+                begins = self._waiting
                 waiting = self._prepared(statement, request)
-                if waiting is not None:
-                    return self._answered(connection.wait(waiting), request)
-            if self._waiting:
+                if statement is not None and waiting is not None:
+                    return self._answered(connection.wait(waiting), statement, request, began=begins)
+            if self._waiting or connection.pgconn.pipeline_status:
                 return self.send_all([request])[0]
             return _reply(self._sent(self._cursor, request), request)
         except psycopg.Error:
@@ -288,16 +316,31 @@ class AsyncPsycopgConnection(Shared):
     _run = staticmethod(run_async)
     _new_cursor = _AsyncCursor
 
+    async def begin(self) -> None:
+        self._begin()
+
+    async def commit(self) -> None:
+        if not self._waited():
+            async with self.connection.lock:
+                await self.connection.wait(self._committing())
+            self._take_back()
+
     async def send(self, request: SqlRequest) -> Reply:
-        with self._marked():
+        try:
             connection, statement = self.connection, prepared.typed(request.statement, self._where)
             async with connection.lock:
+                begins = self._waiting
                 waiting = self._prepared(statement, request)
-                if waiting is not None:
-                    return self._answered(await connection.wait(waiting), request)
-            if self._waiting:
+                if statement is not None and waiting is not None:
+                    return self._answered(await connection.wait(waiting), statement, request, began=begins)
+            if self._waiting or connection.pgconn.pipeline_status:
                 return (await self.send_all([request]))[0]
             return await _reply_async(await self._sent(self._cursor, request), request)
+        except psycopg.Error:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
 
     async def send_all(self, requests: list[SqlRequest]) -> list[Reply]:
         with self._marked():

@@ -17,7 +17,7 @@ from onefold.stores.postgres.joined import (
     DatabaseId,
     not_in_transaction,
 )
-from onefold.stores.postgres.marks import marks_of
+from onefold.stores.postgres.marks import Marks, marks_of
 from onefold.stores.postgres.own_column import PostgresRows
 from onefold.stores.postgres.psycopg.connection import (
     AsyncConnection,
@@ -28,14 +28,15 @@ from onefold.stores.postgres.psycopg.connection import (
     opened,
 )
 from onefold.stores.sql.connection import Database
-from onefold.stores.sql.dialect import Reply, SqlRequest
 from onefold.stores.sql.joined import AsyncJoinedRecords, JoinedRecords
 from onefold.stores.sql.joined_rules import FAILED_BEFORE
-from onefold.stores.sql.pool import AsyncOneOff, OneOff
 from onefold.transactions import RecordColumn
 
 # A second connection to the same server opens quickly, or not at all.
 CONNECT_SECONDS: Final = 5
+
+# On Python 3.11 accessing an enum's members is slow.
+_IN_TRANSACTION: Final = TransactionStatus.INTRANS
 
 
 def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> JoinedRecords | AsyncJoinedRecords:
@@ -43,18 +44,18 @@ def join(connection: Any, record: RecordColumn | None, *, is_async: bool) -> Joi
     if isinstance(connection, psycopg.AsyncConnection) is not is_async:
         mine = "an AsyncGuard joins a psycopg.AsyncConnection" if is_async else "a Guard joins a psycopg.Connection"
         raise UsageError(f"within({type(connection).__name__}): {mine}. Nothing ran")
-    _check_inside(connection)
-    database_id, database = _met.get(connection) or _meet(connection)
+    if connection.pgconn.transaction_status != _IN_TRANSACTION:
+        _check_inside(connection)
+    database_id, database, marks = _met.get(connection) or _meet(connection)
     if record is not None:
         database = database._replace(sql=PostgresRows(record))
         if is_async:
-            return AsyncJoinedRecords(database, AsyncCallersConnection(connection))
-        return JoinedRecords(database, CallersConnection(connection))
+            return AsyncJoinedRecords(database, AsyncCallersConnection(connection, marks))
+        return JoinedRecords(database, CallersConnection(connection, marks))
     if is_async:
-        beside_async = AsyncOneOff(partial(_beside_async, connection))
-        return AsyncCallersRecords(database, AsyncCallersConnection(connection), database_id, beside_async)
-    beside = OneOff(partial(_beside, connection))
-    return CallersRecords(database, CallersConnection(connection), database_id, beside)
+        conn = AsyncCallersConnection(connection, marks)
+        return AsyncCallersRecords(database, conn, database_id, partial(_beside_async, connection))
+    return CallersRecords(database, CallersConnection(connection, marks), database_id, partial(_beside, connection))
 
 
 def _check_inside(connection: Connection | AsyncConnection) -> None:
@@ -72,41 +73,31 @@ def _check_inside(connection: Connection | AsyncConnection) -> None:
 
 
 # Connections joined before: asking libpq about a connection takes longer than the rest of a join.
-_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database]] = WeakKeyDictionary()
+_met: WeakKeyDictionary[Any, tuple[DatabaseId, Database, Marks]] = WeakKeyDictionary()
 
 
-def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database]:
+def _meet(connection: Connection | AsyncConnection) -> tuple[DatabaseId, Database, Marks]:
     info = connection.info
     database_id = info.host, info.port, info.dbname, info.user
     name = f"postgresql://{info.host}:{info.port}/{info.dbname}"
-    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK)
+    _met[connection] = met = database_id, Database(POSTGRES, name, classify, lock=LOCK), marks_of(connection)
     return met
 
 
 class CallersConnection(PsycopgConnection):
-    """A connection that may be in pipeline mode, where replies have to be requested."""
+    """A connection with a transaction of its caller's."""
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
-        self.marks = marks_of(connection)
-
-    def send(self, request: SqlRequest) -> Reply:
-        return self.send_all([request])[0] if self.connection.pgconn.pipeline_status else super().send(request)
+    def __init__(self, connection: Any, marks: Marks) -> None:
+        self.connection = connection
+        self.marks = marks
 
 
 class AsyncCallersConnection(AsyncPsycopgConnection):
     """The async counterpart."""
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
-        self.marks = marks_of(connection)
-
-    async def send(self, request: SqlRequest) -> Reply:
-        return (
-            (await self.send_all([request]))[0]
-            if self.connection.pgconn.pipeline_status
-            else await super().send(request)
-        )
+    def __init__(self, connection: Any, marks: Marks) -> None:
+        self.connection = connection
+        self.marks = marks
 
 
 def _beside(connection: Connection) -> PsycopgConnection:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from onefold._concurrency.forks import set_lock
+from onefold._concurrency.generators import run
+from onefold._concurrency.waiters import acquired
 from onefold._model import Address
 from onefold.stores.postgres import wakeups
 from onefold.stores.postgres.wakeups import Marks
@@ -55,7 +57,7 @@ class Listener:
             session.close()
 
     def _opened(self) -> Session | None:
-        with self._opening:
+        with acquired(self._opening, wakeups.MARK_SECONDS):
             if self._session is None or self._session.is_over:
                 connection = self._open().connection
                 (server,) = connection.execute(wakeups.PROCESS).fetchone()
@@ -88,7 +90,8 @@ class Session:
         self._ring.send(b".")
         if self.is_over:
             return False
-        answered.wait(wakeups.MARK_SECONDS)
+        if not answered.wait(wakeups.MARK_SECONDS):
+            answers.append(False)
         return bool(answers) and answers[0]
 
     def close(self) -> None:
@@ -128,16 +131,17 @@ class Session:
             idle = 0.0 if ready or self.marks.wanted else idle + wakeups.LOOK_SECONDS
 
     def _answer(self, address: Address, answered: threading.Event, answers: list[bool]) -> None:
-        mark, is_new, left = self.marks.want(address)
+        if answers:
+            # Whoever has asked has given up.
+            return
         try:
-            granted = not is_new
-            for statement in wakeups.statements(mark, left) if is_new else ():
-                (granted,) = self._connection.execute(statement).fetchone()
-            if granted:
-                self.marks.hold(mark)
-            answers.append(bool(granted))
+            answers.append(run(self.marks.set(address, self._ask)))
         finally:
             answered.set()
+
+    def _ask(self, statement: str) -> Any:
+        (found,) = self._connection.execute(statement).fetchone()
+        return found
 
     def _hear(self) -> None:
         """Read what has come by itself."""
@@ -175,9 +179,14 @@ class PsycopgLine:
 
     async def ask(self, statement: str) -> Any:
         self._loop.remove_reader(self._watched)
-        found = await self._asked(statement)
-        self._watch()
-        return found
+        try:
+            return await self._asked(statement)
+        finally:
+            # Messages may come whether there was an answer or not, such as that the session is lost.
+            if self._connection.closed:
+                self._end()
+            else:
+                self._watch()
 
     async def close(self) -> None:
         if not self._connection.closed:
@@ -200,8 +209,11 @@ class PsycopgLine:
         except Exception as error:  # noqa: BLE001 - the session is lost: whoever waits may open another
             wakeups.tell_failed("the session for wake-ups", error)
             self._loop.remove_reader(self._watched)
-            self._connection.pgconn.finish()
-            self._lost()
+            self._end()
+
+    def _end(self) -> None:
+        self._connection.pgconn.finish()
+        self._lost()
 
 
 def _unheard(_payload: str) -> None: ...

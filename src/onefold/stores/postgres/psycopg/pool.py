@@ -50,9 +50,9 @@ class _Own(Shared):
         self.marks = marks_of(connection)
         self.marks.is_direct = session.is_direct
 
-    def _begin(self) -> Flow[None]:
+    def _begin(self) -> None:
         self.connection.row_factory, self.connection.cursor_factory = tuple_row, self._cursor_factory
-        return super()._begin()
+        super()._begin()
 
 
 class OwnConnection(_Own, PsycopgConnection):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from psycopg import _preparing, generators
 from psycopg.adapt import AdaptersMap, Transformer
-from psycopg.errors import error_from_result
+from psycopg.errors import Error, error_from_result
 from psycopg.postgres import register_default_adapters
 from psycopg.postgres import types as postgres_types
 from psycopg.pq import ExecStatus, TransactionStatus
@@ -27,7 +27,7 @@ from onefold.stores.sql.records import PLACEHOLDER, Parameters, in_numbers
 PLAIN: Final = AdaptersMap(types=postgres_types)
 register_default_adapters(PLAIN)
 
-_BINARY: Final = 1
+BINARY: Final = 1
 _UTF8: Final = b"UTF8"
 _ANSWERED: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK})
 
@@ -78,9 +78,11 @@ class Statement(NamedTuple):
     types: tuple[int, ...]
     formats: list[int]
 
+    def params(self, given: Parameters) -> list[bytes | None]:
+        return [None if (value := given[name]) is None else dump(value) for name, dump in self.values]
+
     def bound(self, given: Parameters) -> Values:
-        params = [None if (value := given[name]) is None else dump(value) for name, dump in self.values]
-        return Values(self.text, params, self.types, self.formats)
+        return Values(self.text, self.params(given), self.types, self.formats)
 
 
 class Values(NamedTuple):
@@ -103,7 +105,7 @@ def typed(statement: str, where: str) -> Statement | None:
         return None
     types = [_TYPES[casts[name]] for name in names]
     values = tuple((name, dump) for name, (_, dump) in zip(names, types, strict=True))
-    return Statement(text.encode(), values, tuple(oid for oid, _ in types), [_BINARY] * len(names))
+    return Statement(text.encode(), values, tuple(oid for oid, _ in types), [BINARY] * len(names))
 
 
 def name_of(connection: Any, statement: Statement) -> bytes | None:
@@ -111,7 +113,7 @@ def name_of(connection: Any, statement: Statement) -> bytes | None:
     pgconn, key = connection.pgconn, (statement.text, statement.types)
     names = connection._prepared._names
     name: bytes | None = names.get(key)
-    if name is None or connection._pipeline is not None:
+    if name is None or pgconn.pipeline_status:
         return None
     status = pgconn.transaction_status
     if status != _IN_TRANSACTION and not (status == _IDLE and connection._autocommit):
@@ -123,20 +125,25 @@ def name_of(connection: Any, statement: Statement) -> bytes | None:
     return name
 
 
-def send(pgconn: Any, name: bytes, values: Values) -> Any:
-    """Send the statement; return the generator that waits for its result."""
-    pgconn.send_query_prepared(name, values.params, values.formats, _BINARY)
-    return generators.execute(pgconn)
+# The server does not have the prepared statement any more, or its plan does not fit the table any more.
+_STALE: Final = frozenset({"26000", "0A000"})
 
 
-def send_with_begin(pgconn: Any, begin: bytes, name: bytes, values: Values) -> Any:
+def forget_if_stale(connection: Any, statement: Statement, error: Error) -> None:
+    """Let psycopg prepare a statement anew, as it does by itself after an error of a cursor."""
+    if error.sqlstate in _STALE:
+        connection._prepared._names.pop((statement.text, statement.types), None)
+
+
+def send_with_begin(pgconn: Any, begin: bytes, name: bytes, statement: Statement, given: Parameters) -> Any:
     """Send BEGIN and the statement in one message; return the generator that waits for the statement's result.
 
     If the generator is interrupted, the connection is in an unknown state.
     """
+    params = statement.params(given)
     pgconn.enter_pipeline_mode()
     pgconn.send_query_params(begin, None)
-    pgconn.send_query_prepared(name, values.params, values.formats, _BINARY)
+    pgconn.send_query_prepared(name, params, statement.formats, BINARY)
     pgconn.pipeline_sync()
     return _replies_after_begin(pgconn)
 

@@ -9,6 +9,7 @@ statement that was refused, so that a duplicate is one statement, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -107,25 +108,33 @@ def is_usual(entry: Entry) -> bool:
     return (entry.state is _RUNNING or entry.state is _DONE) and bool(_others(entry) == _DEFAULTS)
 
 
-def writing(entry: Entry, mark: int | None = None) -> SqlRequest:
-    """Return the statement for a usual entry. No row: it was written. A row without a token: see `inserting`.
+def writing(entry: Entry, mark: int | None = None) -> SqlRequest | None:
+    """Return the statement for a usual entry, or None for any other.
 
-    An entry that is done at once may be marked (`marks`).
+    No row: it was written. A row without a token: see `inserting`. An entry that is done at once may be marked
+    (`marks`).
     """
-    if mark is not None and entry.state is _DONE:
-        return SqlRequest(INSERT_MARKED, of_usual(entry) | {"mark": str(mark)}, rows=True)
-    statement = INSERT_RUNNING if entry.state is _RUNNING else INSERT_DONE
-    return SqlRequest(statement, of_usual(entry), rows=True)
+    state = entry.state
+    # `is_usual`, without calling it: every delivery comes here.
+    if (state is not _RUNNING and state is not _DONE) or _others(entry) != _DEFAULTS:
+        return None
+    values = of_usual(entry)
+    if state is _RUNNING:
+        return SqlRequest(INSERT_RUNNING, values, rows=True)
+    if mark is None:
+        return SqlRequest(INSERT_DONE, values, rows=True)
+    values["mark"] = str(mark)
+    return SqlRequest(INSERT_MARKED, values, rows=True)
 
 
 def of_usual(entry: Entry) -> Parameters:
-    address = entry.address
+    address, ttl = entry.address, entry.ttl
     return {
         "scope": address.scope,
         "operation": address.operation,
         "key": address.key,
         "lease": entry.lease,
-        "ttl": stored_ttl(entry.ttl, entry.state),
+        "ttl": ttl if ttl < inf else stored_ttl(ttl, entry.state),
         "token": entry.token,
         "fingerprint": entry.fingerprint,
     }
@@ -135,7 +144,12 @@ def writing_all(entries: Sequence[Entry]) -> SqlRequest | None:
     """Return the statement for many usual entries, whose addresses differ; None if they share too little."""
     first = entries[0]
     kind = _kind(first)
-    if not all(is_usual(entry) and _kind(entry) == kind for entry in entries):
+    # Without a frame for each of them.
+    if not (
+        is_usual(first)
+        and all(map(kind.__eq__, map(_kind, entries)))
+        and all(map(_DEFAULTS.__eq__, map(_others, entries)))
+    ):
         return None
     values = of_usual(first) | {
         "keys": [entry.address.key for entry in entries],

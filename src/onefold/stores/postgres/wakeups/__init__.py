@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from onefold._concurrency import waiters
+from onefold._concurrency.generators import Flow
 from onefold._model import Address, Claim, Ending, Released
 from onefold.stores.postgres.dialect import Postgres
 from onefold.stores.sql.dialect import Reply, SqlFlow, SqlRequest
@@ -26,7 +30,8 @@ CHANNEL: Final = "onefold_wakeups"
 
 LISTEN: Final = f"LISTEN {CHANNEL}"
 MARK: Final = "SELECT pg_try_advisory_lock_shared({})"
-UNMARK: Final = "SELECT pg_advisory_unlock_shared({})"
+# Any number of them in one round trip.
+UNMARK: Final = "SELECT count(pg_advisory_unlock_shared(mark)) FROM unnest('{{{}}}'::bigint[]) AS mark"
 
 # Both names of the process that serves a session are the same, unless a pooler is in between.
 PROCESS: Final = "SELECT pg_backend_pid()"
@@ -60,12 +65,12 @@ class NotifyingPostgres(Postgres):
     def closing(self, claim: Claim, by: Ending | Released | None) -> SqlRequest:
         request = super().closing(claim, by)
         values = request.values | {"mark": mark_of(claim.address)}
-        return request._replace(statement=request.statement + TELLING, values=values)
+        return replace(request, statement=request.statement + TELLING, values=values)
 
     def at_once(self, request: SqlRequest, claim: Claim) -> SqlFlow[Reply]:
         # The reserved connection must not wait for anything: those who wait look by themselves.
         values = {name: value for name, value in request.values.items() if name != "mark"}
-        plain = request._replace(statement=request.statement.removesuffix(TELLING), values=values)
+        plain = replace(request, statement=request.statement.removesuffix(TELLING), values=values)
         return super().at_once(plain, claim)
 
 
@@ -78,17 +83,31 @@ class Marks:
     def __init__(self) -> None:
         self.wanted: dict[int, Address] = {}
         self._held: set[int] = set()
+        # To be removed: nobody wants them any more, or the statement that sets them was interrupted.
+        self._left: set[int] = set()
 
-    def want(self, address: Address) -> tuple[int, bool, list[int]]:
-        """Return the mark of a record, whether it has to be set, and those that nobody wants any more."""
+    def set(self, address: Address, ask: Callable[[str], Any]) -> Flow[bool]:
+        """Mark a record, and remove the marks that nobody wants; return whether it is marked.
+
+        `ask` returns the only value of a statement or, if async, an awaitable of it. Each mark that the session may
+        hold stays in one of the sets, wherever that is interrupted: the server has room for a few thousand of all.
+        """
         mark = mark_of(address)
         self.wanted[mark] = address
-        left = list(self._held - self.wanted.keys())
-        self._held.difference_update(left)
-        return mark, mark not in self._held, left
-
-    def hold(self, mark: int) -> None:
-        self._held.add(mark)
+        self._left |= self._held - self.wanted.keys()
+        self._held -= self._left
+        left = list(self._left)
+        if left:
+            yield partial(ask, UNMARK.format(",".join(map(str, left))))
+            self._left.difference_update(left)
+        if mark not in self._held:
+            self._left.add(mark)
+            granted = yield partial(ask, MARK.format(mark))
+            self._left.discard(mark)
+            if not granted:
+                return False
+            self._held.add(mark)
+        return True
 
     def forget(self, address: Address) -> None:
         """Want it no longer. It is removed with the next mark, or by the end of the session."""
@@ -106,11 +125,6 @@ class Marks:
         wanted, self.wanted = self.wanted, {}
         for address in wanted.values():
             waiters.nobody_tells(address)
-
-
-def statements(mark: int, left: Iterable[int]) -> list[str]:
-    """Return the statements that remove marks that nobody wants, and set one."""
-    return [*(UNMARK.format(one) for one in left), MARK.format(mark)]
 
 
 def tell_pooled(name: str) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
+from onefold._concurrency.generators import run_async
 from onefold._model import Address
 from onefold.stores.postgres import wakeups
 from onefold.stores.postgres.wakeups import Marks
@@ -43,7 +44,7 @@ class AsyncListener:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
-            session = self._sessions[loop] = AsyncSession(lambda: self._sessions.pop(loop, None))
+            session = self._sessions[loop] = AsyncSession(self._forget)
         try:
             async with asyncio.timeout(wakeups.MARK_SECONDS):
                 marked = await session.mark(address, self._open)
@@ -54,6 +55,11 @@ class AsyncListener:
             self._is_pooled = True
             wakeups.tell_pooled(self._name)
         return bool(marked)
+
+    def _forget(self, session: AsyncSession, loop: asyncio.AbstractEventLoop) -> None:
+        # Another may have taken its place: one that was lost is collected later.
+        if self._sessions.get(loop) is session:
+            del self._sessions[loop]
 
     def unlisten(self, address: Address) -> None:
         for session in list(self._sessions.values()):
@@ -69,27 +75,25 @@ class AsyncListener:
 class AsyncSession:
     """The marks of one loop, and the connection that holds them."""
 
-    def __init__(self, ended: Callable[[], object]) -> None:
+    def __init__(self, ended: Callable[[AsyncSession, asyncio.AbstractEventLoop], None]) -> None:
         self._marks = Marks()
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._line: Line | None = None
         self._kept: AsyncGenerator[None, None] | None = None
         self._ended = ended
+        # Whether it had a connection, and has lost or closed it: the next one is for another session.
+        self._is_over = False
 
     async def mark(self, address: Address, open_line: Callable[[], Awaitable[Line]]) -> bool | None:
         """Return whether the record is marked; None if a pooler is in between."""
         async with self._turn:
+            if self._is_over:
+                raise ConnectionError("the session was lost meanwhile")
             if self._line is None and not await self._open(open_line):
                 return None
             assert self._line is not None
-            mark, is_new, left = self._marks.want(address)
-            granted = not is_new
-            for statement in wakeups.statements(mark, left) if is_new else ():
-                granted = await self._line.ask(statement)
-            if granted:
-                self._marks.hold(mark)
-            return granted
+            return await run_async(self._marks.set(address, self._line.ask))
 
     def forget(self, address: Address) -> None:
         self._marks.forget(address)
@@ -120,15 +124,17 @@ class AsyncSession:
         try:
             yield
         finally:
-            self._line = None
-            self._ended()
+            self._end()
             await line.close()
             self._marks.lost()
 
     def _lost(self) -> None:
-        self._line = None
-        self._ended()
+        self._end()
         self._marks.lost()
+
+    def _end(self) -> None:
+        self._line, self._is_over = None, True
+        self._ended(self, self._loop)
 
     def _close_if_idle(self) -> None:
         if not self._marks.wanted and self._kept is not None:

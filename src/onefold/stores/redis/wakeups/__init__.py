@@ -102,14 +102,14 @@ class Listening:
         return False
 
 
-def new_connection(node: Any) -> Any:
+def new_connection(node: Any, timeout: float | None = None) -> Any:
     """Return a connection for messages, not opened yet, with the settings of a pool or an async cluster node.
 
-    It is silent for as long as nothing ends. RESP2, in which messages are replies; notifications of maintenance need a
-    newer one.
+    It is silent for as long as nothing ends: `timeout` is for reads that follow only when there is something to read,
+    and for the greeting. RESP2, in which messages are replies; notifications of maintenance need a newer one.
     """
     options = {name: value for name, value in node.connection_kwargs.items() if "maint" not in name}
-    options |= {"protocol": 2, "socket_timeout": None, "health_check_interval": 0}
+    options |= {"protocol": 2, "socket_timeout": timeout, "health_check_interval": 0}
     if options.get("socket_connect_timeout") is None:
         options["socket_connect_timeout"] = SUBSCRIBE_SECONDS
     return node.connection_class(**options)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from onefold._concurrency.forks import set_lock
+from onefold._concurrency.waiters import acquired
 from onefold._model import Address
 from onefold.stores.redis import wakeups
 from onefold.stores.redis.keys import Keys
@@ -47,11 +48,12 @@ class Listener(Listening):
                 subscription.close()
 
     def _subscription(self, pool: Any) -> Subscription:
-        with self._opening:
+        # A server that accepts connections and then is silent costs each of them a second, one after the other.
+        with acquired(self._opening, wakeups.SUBSCRIBE_SECONDS):
             found = self._subscriptions.get(pool)
             if found is None or found.is_over:
-                errors = self._sender.errors
-                found = self._subscriptions[pool] = Subscription(new_connection(pool), errors, self._refused)
+                connection = new_connection(pool, wakeups.SUBSCRIBE_SECONDS)
+                found = self._subscriptions[pool] = Subscription(connection, self._sender.errors, self._refused)
             return found
 
 

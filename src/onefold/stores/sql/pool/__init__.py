@@ -89,12 +89,6 @@ class Pool:
             with connecting():
                 return self._connect()
 
-    def give_back(self, conn: Connection) -> None:
-        if conn.transaction_status() is IDLE:
-            self._idle.append(conn)
-        else:
-            quietly(conn.close)
-
 
 class Loan:
     """A connection of a pool for as long as a `with` block lasts; every operation of a store takes one."""
@@ -105,9 +99,10 @@ class Loan:
         self._pool = pool
 
     def __enter__(self) -> Connection:
-        pool = self._pool
-        slots, waiter = self._slots, self._waiter = pool.of_this_process(), Waiter()
-        self._pid = os.getpid()
+        pool, pid = self._pool, os.getpid()
+        slots = pool._slots if pool._pid == pid else pool.of_this_process()
+        waiter = Waiter()
+        self._slots, self._waiter, self._pid = slots, waiter, pid
         try:
             self._conn = pool.take(slots, waiter)
         except BaseException:
@@ -117,11 +112,14 @@ class Loan:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self._pid == os.getpid():
-                self._pool.give_back(self._conn)
-            else:
+            conn = self._conn
+            if self._pid != os.getpid():
                 # In a child that was forked meanwhile.
-                inherited.append(self._conn)
+                inherited.append(conn)
+            elif conn.transaction_status() is IDLE:
+                self._pool._idle.append(conn)
+            else:
+                quietly(conn.close)
         finally:
             self._slots.leave(self._waiter)
 

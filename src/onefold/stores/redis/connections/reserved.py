@@ -12,12 +12,7 @@ from typing import Any
 
 from onefold.stores.redis.async_sender import AsyncClusterSender, AsyncSender
 from onefold.stores.redis.routing import NodeBatch
-from onefold.stores.redis.sender import ConnectionCache, Sender, new_connection
-
-
-def _name(node: Any) -> object:
-    """Return the identity of a node: a cluster node is not hashable, but has a name; a pool has none."""
-    return getattr(node, "name", None) or id(node)
+from onefold.stores.redis.sender import ConnectionCache, Sender, new_connection, node_name
 
 
 class Reserve(ConnectionCache):
@@ -102,15 +97,15 @@ class AsyncReservedSender(AsyncSender):
             await connection.disconnect()
 
     async def _connected(self, node: Any) -> Any:
-        connection = self._connections.get(_name(node))
+        connection = self._connections.get(node_name(node))
         if connection is None:
             connection = new_connection(node)
             await connection.connect()
-            self._connections[_name(node)] = connection
+            self._connections[node_name(node)] = connection
         return connection
 
     async def _batch(self, batch: NodeBatch, patience: float | None) -> Any:
-        async with self._turns.setdefault(_name(batch.node), asyncio.Lock()):
+        async with self._turns.setdefault(node_name(batch.node), asyncio.Lock()):
             try:
                 return await self._exchange(batch, patience)
             except (self.errors.ConnectionError, self.errors.TimeoutError) as error:
@@ -121,8 +116,8 @@ class AsyncReservedSender(AsyncSender):
         try:
             return await self._spoken(connection, batch)
         except BaseException:
-            if self._connections.get(_name(batch.node)) is connection:
-                del self._connections[_name(batch.node)]
+            if self._connections.get(node_name(batch.node)) is connection:
+                del self._connections[node_name(batch.node)]
             raise
 
 

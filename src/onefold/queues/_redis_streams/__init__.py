@@ -1,0 +1,1 @@
+"""Redis Streams: rules, entries and the loop of a consumer, for sync and async clients."""

@@ -1,0 +1,90 @@
+"""Allow deliberate second runs: one record for each, in the store of the consumer's guard.
+
+A permission is written before its message is sent, and its address is made of the record's digest, who allows it and
+why: whoever repeats a redrive that was interrupted finds the same permission, with the same name, and a guard runs a
+message once under one name. Another reason is another permission.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from onefold import Record, State, UsageError
+from onefold._model import TOKEN_BYTES
+from onefold._model.remarks import as_part
+from onefold.durations import seconds
+from onefold.queues._shared.bypasses import BYPASS_HEADER, permission
+from onefold.redrive.letters import Letter, NotSent
+from onefold.redrive.sending import Headers
+from onefold.stores.base import Browsable, Entry, Query, Store
+
+# Longer than a message waits in most queues. One whose permission is gone is delivered as a duplicate.
+KEEP: Final = seconds("90d", "keep")
+
+# With the time, the name of a bypass has at most 200 characters.
+BY_MAX: Final = 40
+REASON_MAX: Final = 110
+
+NO_DIGEST: Final = "it has no digest of a key, so no bypass can be allowed for it"
+NOT_ITS_STORE: Final = (
+    "--store has no record of the operation {operation}: name the store of its consumer; or, if nothing of it has run "
+    "yet, send it without --bypass"
+)
+
+
+class Permissions:
+    """The bypasses that one person allows for one reason."""
+
+    def __init__(self, store: Store, by: str, reason: str) -> None:
+        for option, said, limit in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
+            if not said.strip() or not said.isprintable() or len(said) > limit:
+                raise UsageError(f"{option} takes 1 to {limit} printable characters: the record's history keeps it")
+        self._store = store
+        self._ticket = hashlib.sha256(json.dumps([by, reason]).encode()).hexdigest()[:32]
+        self._by, self._reason = by, reason
+
+    def allow(self, letter: Letter) -> dict[str, str]:
+        """Allow the letter's record to run once more, and return the header that says so. Raises `NotSent`."""
+        if not letter.digest:
+            raise NotSent(NO_DIGEST)
+        entry = Entry(
+            address=permission(letter.digest, self._ticket),
+            token=secrets.token_bytes(TOKEN_BYTES),
+            state=State.DONE,
+            lease=0.0,
+            ttl=KEEP,
+            remark=as_part(f"redrive by {self._by} at {moment()}: {self._reason}"),
+        )
+        found = self._store.claim(entry)
+        if isinstance(found, Record) and found.is_expired:
+            self._store.claim(entry, replacing=found)
+        return {BYPASS_HEADER: self._ticket}
+
+
+def in_its_store(allow: Headers, store: Store) -> Headers:
+    """Return `allow` for letters whose operation the store has a record of.
+
+    In another store their consumer would not find the permission, and would absorb the message.
+    """
+    known: dict[str, bool] = {}
+
+    def checked(letter: Letter) -> Mapping[str, str]:
+        operation = letter.operation
+        if operation not in known:
+            # A store that cannot be asked is believed.
+            known[operation] = not isinstance(store, Browsable) or bool(store.browse(Query(operation=operation), 1))
+        if letter.digest and not known[operation]:
+            raise NotSent(NOT_ITS_STORE.format(operation=operation))
+        return allow(letter)
+
+    return checked
+
+
+def moment() -> str:
+    """Return the current time as text, for the name of a bypass. No decision depends on it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,239 @@
+"""NATS JetStream: a worker whose task is cancelled or whose question is lost, that two loops share, or odd senders."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+import pytest
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
+
+from onefold import AsyncGuard
+from onefold.queues._nats import consumer as nats_consumer
+from onefold.queues._nats import jobs as nats_jobs
+from onefold.queues._nats import messages as nats_messages
+from onefold.queues._nats.consumer import Delivery
+from onefold.queues.keys import header
+from onefold.queues.nats import guarded
+from tests.queues.nats_tools import Environment, Handled, connected, until, worker
+from tests.support import PATIENCE, in_time
+
+
+@pytest.fixture(autouse=True)
+def shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cancelled, or failed, comes again in no time."""
+    monkeypatch.setattr(nats_consumer, "FAILED_DELAY", 0.01)
+    monkeypatch.setattr(nats_jobs, "SOON", 0.05)
+
+
+def test_messages_behind_a_handler_that_cancels_its_task_do_not_wait_for_ever(nats_url: str, nats_name: str) -> None:
+    sent, ran = 12, list[bytes]()
+
+    async def handle(delivery: Delivery) -> None:
+        ran.append(delivery.body)
+        if delivery.body == b"0" and ran.count(b"0") == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        # Nothing is delivered again within the test, and the worker has too many messages to fetch another.
+        async with Environment(nats_url, nats_name, ack_wait=3_600) as environment:
+            for number in range(sent):
+                await environment.send_keyed(f"pay-{number}", str(number).encode())
+            async with worker(environment, "memory:", handle, lease=0.5, wait=0):
+                await environment.settled(sent)
+
+    in_time(story())
+
+    # The one that was cancelled runs again once its claim is over, and in the same delivery.
+    assert sorted(ran) == sorted([b"0", *(str(number).encode() for number in range(sent))])
+
+
+def test_a_place_that_is_cancelled_between_two_messages_is_filled_again(
+    nats_url: str, nats_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It gives way after each message, and is struck there.
+    monkeypatch.setattr(nats_jobs, "YIELD_SECONDS", 0.0)
+    handle, sent = Handled(), 10
+
+    async def story() -> None:
+        async with Environment(nats_url, nats_name, ack_wait=3_600) as environment:
+            for number in range(sent):
+                await environment.send_keyed(f"pay-{number}")
+
+            async def cancelling(delivery: Delivery) -> None:
+                await handle(delivery)
+                task = asyncio.current_task()
+                if len(handle.calls) == 1 and task is not None:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+
+            async with worker(environment, "memory:", cancelling, lease=0.5, wait=0):
+                await environment.settled(sent)
+
+    in_time(story())
+
+    assert len({one.sequence for one in handle.calls}) == sent
+
+
+def test_two_subscriptions_of_one_callback_each_have_their_own_batch(nats_url: str, nats_name: str) -> None:
+    sent = 60
+    ran: list[int] = []
+
+    async def handle(delivery: Delivery) -> None:
+        await asyncio.sleep(0.005)
+        ran.append(delivery.sequence)
+
+    async def story() -> None:
+        async with Environment(nats_url, nats_name) as environment:
+            client = await connected(nats_url)
+            js = client.jetstream()
+            async with AsyncGuard("memory:") as guard:
+                callback = guarded(guard, "charge", handle, key=header(), dead_letter=environment.dead)
+                few = await js.pull_subscribe(f"{environment.subject}.few", "few", config=ConsumerConfig())
+                many = await js.pull_subscribe(f"{environment.subject}.many", "many", config=ConsumerConfig())
+                for number in range(sent):
+                    name = ("few", "many")[number % 2]
+                    await js.publish(f"{environment.subject}.{name}", b"", headers={"idempotency-key": f"pay-{number}"})
+                loops = [
+                    asyncio.create_task(callback.consume(few, batch=2)),
+                    asyncio.create_task(callback.consume(many, batch=40)),
+                ]
+                await until(lambda: len(ran) == sent or any(one.done() for one in loops), "all have run")
+                assert await callback.drain()
+                await asyncio.gather(*loops)
+            await client.close()
+
+    in_time(story())
+
+    assert len(ran) == sent
+
+
+def test_a_worker_that_leaves_asks_for_nothing_more(
+    nats_url: str, nats_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, fetch = list[int](), JetStreamContext.PullSubscription.fetch
+
+    async def in_vain(subscription: JetStreamContext.PullSubscription, *arguments: Any, **options: Any) -> list[Msg]:
+        asked.append(1)
+        with suppress(TimeoutError):
+            return await fetch(subscription, *arguments, **options)
+        # The server says that a request has timed out, when nobody waits for that any more.
+        inbox = subscription._sub
+        await inbox._pending_queue.put(Msg(inbox._conn, inbox.subject, headers={"Status": "408"}))
+        raise TimeoutError
+
+    monkeypatch.setattr(JetStreamContext.PullSubscription, "fetch", in_vain)
+    handle = Handled()
+
+    async def story() -> None:
+        async with Environment(nats_url, nats_name) as environment, worker(environment, "memory:", handle) as one:
+            await until(lambda: asked, "it waits for messages")
+            leaving = asyncio.create_task(one.stop())
+            await until(lambda: one.callback._jobs.is_leaving, "it leaves")
+            before = len(asked)
+            assert await asyncio.wait_for(leaving, PATIENCE / 2)
+            assert len(asked) == before
+
+    in_time(story())
+
+
+def test_a_lost_question_about_max_deliver_is_asked_again_before_it_matters(
+    nats_url: str, nats_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, settings_of = list[str](), nats_messages.settings_of
+
+    async def lost_once(message: Msg) -> Any:
+        asked.append(message.reply)
+        if len(asked) == 1:
+            raise nats.errors.TimeoutError
+        return await settings_of(message)
+
+    monkeypatch.setattr(nats_messages, "settings_of", lost_once)
+    handle = Handled(failures=100)
+
+    async def story() -> None:
+        # Each message fails in its only delivery: given back, it would stay in its stream, and nobody would know.
+        async with Environment(nats_url, nats_name, max_deliver=1) as environment:
+            await environment.send_keyed("pay-1")
+            await environment.send_keyed("pay-2")
+            async with worker(environment, "memory:", handle, concurrency=2):
+                await until(lambda: _are_dead(environment, 2), "both are dead letters")
+            assert await environment.count("MAX_DELIVERIES") == 0
+
+    async def _are_dead(environment: Environment, count: int) -> bool:
+        return len(await environment.letters()) == count
+
+    in_time(story())
+
+    assert len(asked) == 2
+
+
+def test_a_lost_question_about_ack_wait_is_asked_again_though_nothing_fails(
+    nats_url: str, nats_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, settings_of, gate = list[str](), nats_messages.settings_of, asyncio.Event()
+
+    async def lost_once(message: Msg) -> Any:
+        asked.append(message.reply)
+        if len(asked) == 1:
+            raise nats.errors.TimeoutError
+        return await settings_of(message)
+
+    monkeypatch.setattr(nats_messages, "settings_of", lost_once)
+    monkeypatch.setattr(nats_jobs, "Settings", lambda: nats_consumer.Settings(ack_wait=0.3))
+    handle = Handled()
+
+    async def story() -> None:
+        handle.gate = gate
+        async with Environment(nats_url, nats_name, ack_wait=3_600) as environment:
+            await environment.send_keyed("pay-1")
+            async with worker(environment, "memory:", handle) as one:
+                await until(lambda: len(asked) == 2, "it is asked again")
+                (known,) = one.callback._jobs._known.values()
+                await until(lambda: known.settings.ack_wait == 3_600, "the answer counts")
+                gate.set()
+                await environment.settled(1)
+
+    in_time(story())
+
+    assert len(handle.calls) == 1
+
+
+def test_two_keys_that_are_not_text_are_not_one(nats_url: str, nats_name: str) -> None:
+    handle = Handled()
+
+    async def story() -> None:
+        async with Environment(nats_url, nats_name) as environment:
+            # "größe" and "gräße" from a sender that writes Latin-1: nats-py reads the same of both.
+            await _published(environment, ["gr\xf6\xdfe".encode("latin-1"), "gr\xe4\xdfe".encode("latin-1")])
+            async with worker(environment, "memory:", handle):
+                await environment.settled(2)
+            reasons = [(letter.headers or {})["x-onefold-reason"] for letter in await environment.letters()]
+            assert [one.partition(":")[0] for one in reasons] == ["the key is not text"] * 2
+
+    in_time(story())
+
+    assert handle.calls == []
+
+
+async def _published(environment: Environment, keys: list[bytes]) -> None:
+    """Publish by hand: nats-py writes nothing but UTF-8."""
+    parts = urlsplit(environment.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
+    for key in keys:
+        block = b"NATS/1.0\r\nidempotency-key: " + key + b"\r\n\r\n"
+        writer.write(b"HPUB %s %d %d\r\n%s{}\r\n" % (environment.subject.encode(), len(block), len(block) + 2, block))
+    writer.write(b"PING\r\n")
+    while (await reader.readline()).strip() != b"PONG":
+        pass
+    writer.close()
+    await writer.wait_closed()

@@ -1,0 +1,1 @@
+"""Purging by dropping partitions."""
