@@ -26,9 +26,7 @@ from bench.soak.plan import Message
 from onefold import Guard
 from onefold.queues.keys import header
 from onefold.queues.pika import Delivery, guarded, send
-from services.processes import wait_until
-from services.rabbitmq import is_on_disk
-from services.servers import Server
+from services.rabbitmq import write_down
 
 PREFETCH: Final = 20
 QUEUE: Final = "credits"
@@ -41,10 +39,6 @@ def prepare(desk: Desk) -> None:
     with connected(desk.broker) as channel:
         for queue in (QUEUE, DEAD):
             channel.queue_declare(queue, durable=True)
-
-
-def before_kill(broker: Server) -> None:
-    wait_until(lambda: is_on_disk(broker, DEAD), "RabbitMQ does not write its queues down")
 
 
 def send_all(url: str, messages: Iterator[Message]) -> None:
@@ -148,7 +142,7 @@ def connected(url: str) -> Iterator[BlockingChannel]:
         yield connection.channel()
 
 
-SOAK: Final = brokers.Soak("RabbitMQ", "rabbitmq", prepare, send_all, work, left, before_kill)
+SOAK: Final = brokers.Soak("RabbitMQ", "rabbitmq", prepare, send_all, work, left, before_kill=write_down)
 
 
 if __name__ == "__main__":

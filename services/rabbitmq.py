@@ -5,14 +5,15 @@ Its port mapper (epmd) is a daemon of ours as well: one that Erlang starts by it
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
-from contextlib import suppress
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from services.home import Home
-from services.processes import HOST, Daemon, free_port, give_to_nobody
+from services.processes import HOST, START_SECONDS_MAX, Daemon, ServerFailed, free_port, give_to_nobody, nobody
 from services.programs import program
 from services.servers import Server
 
@@ -79,15 +80,25 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def is_on_disk(server: Server, queue: str) -> bool:
-    """Whether a queue outlives a kill by now: while Mnesia moves its log into its tables, it may be in neither file."""
+def write_down(server: Server) -> None:
+    """Have a broker move Mnesia's log into its tables, and wait: the queues that it knows now outlive a kill.
+
+    It confirms a queue a moment before that is on disk, and looking at its files does not tell when it is: while the
+    log is being moved, a queue that one of them names may be lost by a kill.
+    """
     (broker,) = server.victims
-    for path in (broker.folder / "data").glob("*/*"):
-        # They come and go meanwhile.
-        with suppress(OSError):
-            if path.is_file() and queue.encode() in path.read_bytes():
-                return True
-    return False
+    done = subprocess.run(
+        [Path(broker.command[0]).with_name("rabbitmqctl"), "eval", "mnesia:dump_log()."],
+        cwd=broker.folder,
+        env={**os.environ, **broker.environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=START_SECONDS_MAX,
+        check=False,
+        **nobody(broker.unprivileged),
+    )
+    if done.stdout.strip() != b"dumped":
+        raise ServerFailed(f"rabbitmq does not write its queues down: {(done.stdout + done.stderr).decode().strip()}")
 
 
 def _listens(port: int) -> bool:

@@ -26,6 +26,7 @@ from pika.exceptions import AMQPConnectionError, AMQPError
 from services import mariadb as mariadb_server
 from services import postgres as postgres_server
 from services import programs, reaper
+from services import rabbitmq as rabbitmq_server
 from services import redis as redis_servers
 from services.home import PROJECT, Home, reachable
 from services.house import UP, House
@@ -108,7 +109,7 @@ class TestCrashes:
             channel.queue_declare("kept", durable=True)
             channel.basic_publish("", "kept", b"1", durable)
             # It confirms the message when that is on disk, and the queue a moment before that is.
-            wait_until(lambda: _is_written(own_rabbitmq, b"kept"), "the queue is not written", PATIENCE)
+            rabbitmq_server.write_down(own_rabbitmq)
 
             own_rabbitmq.kill()
             with pytest.raises(AMQPConnectionError):
@@ -190,12 +191,6 @@ class TestCrashes:
 
         asking.join(PATIENCE)
         assert not asking.is_alive()
-
-
-def _is_written(server: Server, queue: bytes) -> bool:
-    """Whether the files in which RabbitMQ keeps its queues know this one."""
-    files = (server.daemons[-1].folder / "data").rglob("*.[LD][OC][GLD]")
-    return any(queue in file.read_bytes() for file in files)
 
 
 class TestIsolation:

@@ -24,7 +24,7 @@ from onefold.queues._rabbitmq import consumer as rabbitmq_consumer
 from onefold.queues._rabbitmq.consumer import Delivery
 from services.fixtures import missing_told
 from services.house import House
-from services.rabbitmq import is_on_disk
+from services.rabbitmq import write_down
 from services.servers import Server
 from tests.processes import Stage, child, lapse
 from tests.queues.rabbitmq_tools import LIBRARIES, Consumer, Environment, Library, until
@@ -216,9 +216,7 @@ class TestBrokersThatGo:
             for scene in scenes:
                 consumers.enter_context(scene.consumer)
                 until(lambda scene=scene: scene.runs, "it runs")  # type: ignore[misc]
-            until(
-                lambda: all(is_on_disk(mortal, scene.environment.dead) for scene in scenes), "its queues can outlive it"
-            )
+            write_down(mortal)
             mortal.kill()
             mortal.restart()
             gate.set()
@@ -230,8 +228,6 @@ class TestBrokersThatGo:
             with Consumer(scene.library, scene.environment, scene.store, again.append) as consumer:
                 until(lambda consumer=consumer: consumer.acks == 1, "it came again")  # type: ignore[misc]
             assert (len(scene.runs), again) == (1, [])
-            # A broker that is killed may have forgotten a queue of which it was told a moment before.
-            scene.environment.declare()
             assert (scene.environment.count(), scene.environment.count(scene.environment.dead)) == (0, 0)
 
     def test_a_sender_outlives_a_restart_of_the_broker(
@@ -252,9 +248,7 @@ class TestBrokersThatGo:
                 robust = await connection.channel()
                 await onefold_aio_pika.send(robust, environment.queue, b"before", key="pay-1")
                 await asyncio.to_thread(onefold_pika.send, channel, environment.queue, b"before", key="pay-2")
-                await asyncio.to_thread(
-                    until, lambda: is_on_disk(mortal, environment.dead), "its queues can outlive it"
-                )
+                await asyncio.to_thread(write_down, mortal)
                 await asyncio.to_thread(mortal.kill)
                 back = asyncio.create_task(asyncio.to_thread(mortal.restart))
                 keys = await asyncio.gather(
