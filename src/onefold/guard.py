@@ -381,8 +381,9 @@ class Guard(GuardBase):
 
     def close(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
-        for store in self._close():
-            store.close()
+        opened = self._shut()
+        if opened is not None:
+            opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -310,8 +310,9 @@ class AsyncGuard(GuardBase):
 
     async def aclose(self) -> None:
         """Stop the heartbeat, and close the store if this guard opened it."""
-        for store in self._close():
-            await store.aclose()
+        opened = self._shut()
+        if opened is not None:
+            await opened.aclose()
 
     async def __aenter__(self) -> Self:
         return self

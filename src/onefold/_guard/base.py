@@ -137,14 +137,11 @@ class GuardBase(Options):
                 self._opened = Opened(self._make_context(store), ours, old, old_is_ours)
             return self._opened
 
-    def _close(self) -> list[Any]:
-        """Stop the heartbeat, refuse further deliveries, and return the stores that are ours to close."""
+    def _shut(self) -> Opened | None:
+        """Refuse further deliveries; return what was opened, for the caller to close."""
         with self._opening:
             opened, self._opened, self._closed = self._opened, None, True
-        if opened is None:
-            return []
-        opened.context.close()
-        return opened.to_close()
+        return opened
 
     @property
     def _old(self) -> Old:

@@ -80,6 +80,11 @@ class DeliveryContext:
         if self.heartbeat is not None:
             self.heartbeat.close()
 
+    async def aclose(self) -> None:
+        """Stop the heartbeat of an async guard, and wait for what it has begun."""
+        if isinstance(self.heartbeat, AsyncHeartbeat):
+            await self.heartbeat.aclose()
+
 
 class Opened(NamedTuple):
     """The stores that a guard has opened, and whether it has to close them."""
@@ -94,6 +99,20 @@ class Opened(NamedTuple):
         """Return the stores that were opened here rather than passed in, and that can be closed."""
         opened = ((self.context.store, self.ours), (self.old, self.old_is_ours))
         return [store for store, ours in opened if ours and (hasattr(store, "close") or hasattr(store, "aclose"))]
+
+    def close(self) -> None:
+        """Stop the heartbeat, and close the stores that are ours."""
+        self.context.close()
+        for store in self.to_close():
+            store.close()
+
+    async def aclose(self) -> None:
+        """Stop the heartbeat of an async guard, and close the stores that are ours, cancelled or not."""
+        try:
+            await self.context.aclose()
+        finally:
+            for store in self.to_close():
+                await store.aclose()
 
 
 class StoreSlot(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onefold._heartbeat import clock
-from onefold._heartbeat.beats import ALIVE, Beat, Beats
+from onefold._heartbeat.beats import ALIVE, CLOSE_SECONDS, Beat, Beats
 from onefold._heartbeat.groups import TASKS_MAX, groups_of
-from onefold._heartbeat.logs import told_failed
+from onefold._heartbeat.logs import told_failed, told_left
 from onefold._heartbeat.renewal import claims_of, grouped, outcome_of, renew_async, tell_failures
 from onefold._model import Claim
 from onefold.errors import ClaimLost
@@ -108,6 +108,20 @@ class AsyncHeartbeat:
             for task in list(here.tasks):
                 task.cancel()
         self.reset()
+
+    async def aclose(self) -> None:
+        """Close, and wait for renewals in progress in this event loop, within a bound.
+
+        One that is cancelled gives its connection back in a task of its own: if the event loop ended before that, the
+        connection would stay open.
+        """
+        from asyncio import wait
+
+        here = self._loops.get(self._running_loop())
+        tasks = set() if here is None else set(here.tasks)
+        self.close()
+        if tasks and (await wait(tasks, timeout=CLOSE_SECONDS))[1]:
+            told_left(CLOSE_SECONDS)
 
     def _here(self) -> LoopBeats:
         loop, last = self._running_loop(), self._last

@@ -20,6 +20,9 @@ from onefold._model import Claim
 # Two beats may fail before the lease ends.
 BEATS_PER_LEASE: Final = 3
 
+# How long closing a heartbeat waits for renewals in progress: a driver that waits for an answer cannot be told to stop.
+CLOSE_SECONDS: Final = 5.0
+
 
 class Beat(msgspec.Struct, eq=False):
     """One claim that the heartbeat renews."""

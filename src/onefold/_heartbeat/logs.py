@@ -39,7 +39,7 @@ def told_left(seconds: float) -> None:
     import logging
 
     logging.getLogger("onefold").warning(
-        "a guard was closed, and a renewal that is under way has not been answered within %s: its thread and its "
+        "a guard was closed, and a renewal that is under way has not been answered within %s: it and its "
         "connection are abandoned. Give the driver timeouts below the lease",
         as_text(seconds),
     )

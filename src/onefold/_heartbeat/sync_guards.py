@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from onefold._heartbeat import clock
-from onefold._heartbeat.beats import ALIVE, Beat, Beats
+from onefold._heartbeat.beats import ALIVE, CLOSE_SECONDS, Beat, Beats
 from onefold._heartbeat.groups import HANGING_MAX, are_one_group, groups_of, spread
 from onefold._heartbeat.late import tell_if_late
 from onefold._heartbeat.logs import told_failed, told_late, told_left
@@ -20,9 +20,6 @@ from onefold._heartbeat.thread import AT_ONCE, Bell, thread_for
 from onefold._model import Claim
 from onefold.events import Teller
 from onefold.stores.base import Batching
-
-# How long `close` waits for renewals in progress: a driver that waits for an answer cannot be told to stop.
-CLOSE_SECONDS: Final = 5.0
 
 
 class Heartbeat:

@@ -43,12 +43,12 @@ class Swap:
         lent = self._put_back()
         if lent is None:
             return
+        if not isinstance(self._guard, AsyncGuard):
+            lent.close()
+            return
         lent.context.close()
         for store in lent.to_close():
-            if isinstance(self._guard, AsyncGuard):
-                _close_at_once(store)
-            else:
-                store.close()
+            _close_at_once(store)
 
     async def __aenter__(self) -> Any:
         if not isinstance(self._guard, AsyncGuard):
@@ -60,9 +60,7 @@ class Swap:
     ) -> None:
         lent = self._put_back()
         if lent is not None:
-            lent.context.close()
-            for store in lent.to_close():
-                await store.aclose()
+            await lent.aclose()
 
     def _put_back(self) -> Any:
         """Restore the guard; return the stores that it had opened meanwhile, if any."""
