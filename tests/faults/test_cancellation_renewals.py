@@ -97,6 +97,8 @@ def left_open(driver: Driver, address: str) -> list[Any]:
         def alone() -> bool:
             cursor.execute(OTHERS[driver.database])
             others[:] = cursor.fetchall()
+            # Inside one transaction PostgreSQL shows the same sessions for ever, those that have ended since, too.
+            connection.rollback()
             return not others
 
         eventually(alone)
