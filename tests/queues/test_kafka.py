@@ -454,6 +454,7 @@ def test_consumers_come_and_go_and_each_message_happens_once(
     assert len(effects.seen) == len(set(effects.seen)) == 44
 
 
+@pytest.mark.more
 def test_a_handler_that_outlasts_the_poll_interval_happens_once(
     kafka_url: str, kafka_topic: str, tmp_path: Path
 ) -> None:

@@ -208,6 +208,7 @@ def test_only_partitions_of_the_consumer_s_can_be_paused(kafka_url: str, kafka_t
     assert str(refused.value) == "elsewhere/0 is not assigned to this consumer, so it cannot be paused"
 
 
+@pytest.mark.more
 def test_consumers_join_and_leave_while_partitions_wait(kafka_url: str, kafka_topic: str, tmp_path: Path) -> None:
     """A deploy in the middle of an outage: each message fails, waits, moves to another consumer, and happens once."""
     handler, store = Failing(), f"sqlite:///{tmp_path / 'records.db'}"

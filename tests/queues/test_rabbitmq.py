@@ -618,6 +618,7 @@ HEARTBEAT = 2
 
 
 class TestConnections:
+    @pytest.mark.more
     def test_a_handler_may_take_longer_than_the_heartbeat(
         self, rabbitmq_url: str, rabbitmq_name: str, tmp_path: Path
     ) -> None:

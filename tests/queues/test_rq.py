@@ -94,6 +94,7 @@ def test_a_running_duplicate_is_not_done_and_uses_up_no_retry(environment: Envir
     assert other.retries_left == 1
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("second")
 def test_a_job_that_takes_longer_than_its_lease_keeps_its_claim(environment: Environment, name: str) -> None:
     first = environment.enqueue("lasting", name, key=name)

@@ -156,6 +156,7 @@ class Schedulers:
             daemon.kill()
 
 
+@pytest.mark.more
 def test_two_processes_one_of_them_killed_in_a_job_run_each_planned_time_once(tmp_path: Path, house: House) -> None:
     with closing(Schedulers(tmp_path, house)) as schedulers:
         assert eventually(lambda: len(schedulers.words("replayed cron")) >= 2)
