@@ -158,6 +158,13 @@ def _replace(client: Any, forbidden: Callable[..., Any]) -> None:
     client.get_queue_attributes = forbidden
 
 
+class Turns(threading.Semaphore):
+    """A gate that lets some calls pass."""
+
+    def wait(self, seconds: float) -> bool:
+        return self.acquire(timeout=seconds)
+
+
 class TestRedrive:
     """SQS counts each receive, and buries what has used them up: what only waits must not be among them."""
 
@@ -276,6 +283,31 @@ class TestRedrive:
 
         assert len(handle.calls) == 3
 
+    def test_each_request_asks_for_many_messages(
+        self, each_mode: Mode, sqs_url: str, sqs_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handle, asked, receive = Handled(), list[int](), sqs_requests.receive
+
+        def counted(client: Any, queue: str, count: int, settings: Settings) -> Any:
+            asked.append(count)
+            return receive(client, queue, count, settings)
+
+        monkeypatch.setattr(sqs_requests, "receive", counted)
+        with Environment(sqs_url, sqs_name) as environment:
+            for number in range(30):
+                environment.send_keyed(f"pay-{number}")
+            turns = Turns(7)
+            handle.gate = turns  # type: ignore[assignment]
+            with worker(environment, "memory:", handle, mode=each_mode):
+                assert eventually(lambda: len(handle.calls) == 8)
+                # It runs, and two wait for it: nothing is asked for yet.
+                assert eventually(lambda: environment.counts() == (20, 3))
+                turns.release(30)
+                assert eventually(lambda: len(handle.calls) == 30)
+
+        # One may run meanwhile.
+        assert {*asked} <= {9, 10}
+
     def test_a_worker_that_leaves_gives_back_what_it_has_not_started(
         self, each_mode: Mode, sqs_url: str, sqs_name: str
     ) -> None:
@@ -286,7 +318,7 @@ class TestRedrive:
             for number in range(5):
                 environment.send_keyed(f"pay-{number}")
             with worker(environment, "memory:", handle, mode=each_mode) as one:
-                assert eventually(lambda: len(one.worker._work) == 5)
+                assert eventually(lambda: len(one.worker._work) == 5 and bool(handle.calls))
                 one.hint()
                 # Others get them, while the first is still running.
                 assert eventually(lambda: environment.counts() == (4, 1))
@@ -470,6 +502,21 @@ class TestJobs:
             assert jobs.due(1.0 + attempt * sqs_jobs.RETRY_SECONDS).deletions == [taken[3]]
             jobs.deleted([taken[3]], [taken[3]], 1.0 + attempt * sqs_jobs.RETRY_SECONDS)
         assert len(jobs) == 2
+
+    def test_what_is_done_takes_up_no_room_while_its_deletion_is_under_way(self) -> None:
+        jobs, taken = self.jobs(3, Settings())
+        for job in taken[:2]:
+            jobs.ended(job, Step("ack"), 1.0)
+        assert (jobs.busy, len(jobs)) == (1, 3)
+
+        deletions = jobs.due(2.0).deletions
+        assert (deletions, jobs.busy) == (taken[:2], 1)
+        jobs.leave()
+        # It was neither unstarted nor left.
+        assert jobs.due(2.0).given_back == []
+        jobs.deleted(deletions, [], 2.0)
+
+        assert (jobs.busy, len(jobs)) == (1, 1)
 
     def test_a_message_is_extended_before_a_third_of_its_visibility_has_passed_and_not_beyond_twelve_hours(
         self,

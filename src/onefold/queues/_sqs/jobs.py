@@ -43,8 +43,8 @@ class Job:
     """A message that this worker has not settled yet."""
 
     __slots__ = (
-        *("address", "claim", "delivery", "due", "extend_at", "is_running", "receipt", "received", "retries"),
-        *("step", "tries", "visible_at"),
+        *("address", "claim", "delivery", "due", "extend_at", "is_done", "is_running", "receipt", "received"),
+        *("retries", "step", "tries", "visible_at"),
     )
 
     def __init__(self, delivery: Delivery, receipt: str, received: float, settings: Settings) -> None:
@@ -61,6 +61,8 @@ class Job:
         # How often its deletion has failed.
         self.tries = 0
         self.is_running = False
+        # It is only to be deleted.
+        self.is_done = False
         # Its claim, while its handler runs.
         self.claim: Current | None = None
         # The address of its record, once something has to be reported about it.
@@ -107,6 +109,8 @@ class Jobs:
         self._delete_at = math.inf
         # How many of them have failed before, and wait for another try.
         self._retried = 0
+        # How many messages are done, and not deleted yet.
+        self._done = 0
         self._given_back: list[Change] = []
         self.is_leaving = False
 
@@ -115,11 +119,15 @@ class Jobs:
 
     @property
     def busy(self) -> int:
-        """Return how many messages take up room: not those that wait for something of their own, or behind those."""
+        """Return how many messages take up room.
+
+        Not those that are done, and not those that wait for something of their own, or behind those.
+        """
+        left = len(self._unsettled) - self._done
         if not self._waiting:
-            return len(self._unsettled)
+            return left
         aside = sum(self._with_followers(job) for job in self._waiting if job.step.is_aside)
-        return len(self._unsettled) - (aside if aside < WAITING_MAX else 0)
+        return left - (aside if aside < WAITING_MAX else 0)
 
     @property
     def has_ready(self) -> bool:
@@ -168,6 +176,8 @@ class Jobs:
             step = self._left(job, step) if step.action == "again" else Step("give back")
         match step.action:
             case "ack":
+                job.is_done = True
+                self._done += 1
                 self._deletions.append(job)
                 self._delete_at = min(self._delete_at, now + DELETE_SECONDS)
                 self._advance(job)
@@ -289,7 +299,7 @@ class Jobs:
     def _give_back_unstarted(self) -> None:
         """Give back what has not begun, unless this is its last receive: then it runs."""
         for job in [*self._unsettled]:
-            begun = job.is_running or job in self._deletions or job in self._waiting or job.step.action == "bury"
+            begun = job.is_running or job.is_done or job in self._waiting or job.step.action == "bury"
             if begun or is_last(job.delivery, self.settings):
                 continue
             if job in self._ready:
@@ -302,7 +312,7 @@ class Jobs:
         if not self._is_grouped(job):
             return
         for follower in self._groups.pop(str(job.delivery.group), ()):
-            if follower is not job and follower in self._unsettled and follower not in self._deletions:
+            if follower is not job and follower in self._unsettled and not follower.is_done:
                 self._forget(follower)
                 self._given_back.append(Change(follower, 0.0))
 
@@ -337,4 +347,6 @@ class Jobs:
 
     def _forget(self, job: Job) -> None:
         """Extend it no more: after it is given back, that would delay its next delivery."""
-        self._unsettled.pop(job, None)
+        if job in self._unsettled:
+            del self._unsettled[job]
+            self._done -= job.is_done

@@ -92,8 +92,8 @@ class AsyncWorker(WorkerBase):
         return self._idle.is_set()
 
     async def _room(self, settling: asyncio.Task[None]) -> int:
-        """Wait until few messages are left; return how many may be received, 0 if this worker stops."""
-        while self._work.busy > self._options.few and not self._is_stopping and not settling.done():
+        """Wait until there is room; return how many may be received, 0 if this worker stops."""
+        while not self._has_room and not self._is_stopping and not settling.done():
             self._changed.clear()
             await self._changed.wait()
         return 0 if self._is_stopping or settling.done() else self._options.batch - self._work.busy
@@ -110,7 +110,7 @@ class AsyncWorker(WorkerBase):
         """Wake whoever waits for what has come to hold: to settle something sooner, or to receive more."""
         if self._work.is_due_before(self._settles_at) or self._work.is_leaving:
             self._to_settle.set()
-        if self._work.busy <= self._options.few:
+        if self._has_room:
             self._changed.set()
 
     async def _keep_handling(self, job: Job | None) -> None:

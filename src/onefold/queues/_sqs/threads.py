@@ -85,9 +85,9 @@ class Worker(WorkerBase):
         return self._idle.wait(limit)
 
     def _room(self) -> int:
-        """Wait until few messages are left; return how many may be received, 0 if this worker stops."""
+        """Wait until there is room; return how many may be received, 0 if this worker stops."""
         with self._changed:
-            while self._work.busy > self._options.few and not self._is_stopping:
+            while not self._has_room and not self._is_stopping:
                 self._changed.wait(STOP_SECONDS)
             return 0 if self._is_stopping else self._options.batch - self._work.busy
 
@@ -118,7 +118,7 @@ class Worker(WorkerBase):
             self._to_handle.notify_all()
         if self._work.is_due_before(self._settles_at) or self._work.is_leaving:
             self._to_settle.notify()
-        if self._work.busy <= self._options.few:
+        if self._has_room:
             self._changed.notify()
 
     def _next(self) -> Job | None:
@@ -126,6 +126,9 @@ class Worker(WorkerBase):
         with self._lock:
             while True:
                 job = self._work.next(clock())
+                if job is not None and self._has_room:
+                    # It was the last one: more are received while it runs.
+                    self._changed.notify()
                 if job is not None or (self._work.is_leaving and not len(self._work)):
                     return job
                 self._to_handle.wait(LOOK_SECONDS)

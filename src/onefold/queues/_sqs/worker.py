@@ -34,7 +34,7 @@ class Options(NamedTuple):
 
     @property
     def few(self) -> int:
-        """Return at how many messages more are received, so that few requests bring many."""
+        """Return at how many messages more are received."""
         return self.batch // 2
 
 
@@ -61,6 +61,11 @@ class WorkerBase:
         if self._jobs is None:
             raise UsageError("this worker does not consume yet")
         return self._jobs
+
+    @property
+    def _has_room(self) -> bool:
+        """Return whether few messages are left and all of them run, so that few requests bring many."""
+        return not self._work.has_ready and self._work.busy <= self._options.few
 
     def _open(self) -> Flow[bool]:
         """Read how the queue delivers, before the first message. Return False if that may succeed in a moment."""
