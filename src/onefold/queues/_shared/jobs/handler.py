@@ -248,7 +248,11 @@ class GuardedJob:
         """Call the function once for this message's key; return how that ended."""
         token = _current.set(call)
         try:
-            return run(self._deliver(call))
+            try:
+                value = self._guarded(*call.args, **call.kwargs) if self._is_ready(call) else run(self._ask(call))
+            except Exception as error:  # noqa: BLE001 - every error of a job has a verdict
+                return run(self._failed(error, call))
+            return Ended(ACK, value)
         except self._framework.interrupts as error:
             # Not an `Exception`, and from outside the function.
             return self.interrupted(call, error)
@@ -259,7 +263,12 @@ class GuardedJob:
         """Await the function once for this message's key; return how that ended."""
         # A framework runs it in a task, which has a context of its own.
         _current.set(call)
-        return await run_async(self._deliver(call))
+        try:
+            ready = self._is_ready(call)
+            value = await (self._guarded(*call.args, **call.kwargs) if ready else run_async(self._ask(call)))
+        except Exception as error:  # noqa: BLE001 - every error of a job has a verdict
+            return await run_async(self._failed(error, call))
+        return Ended(ACK, value)
 
     def interrupted(self, call: JobCall, error: BaseException) -> Ended:
         """Return that a message comes later whose wait for another worker was interrupted. Raise if it has begun."""
@@ -268,28 +277,17 @@ class GuardedJob:
         reason = f"{type(error).__name__} before it was called"
         return Ended(Later(SOON, reason), error=_Interrupted(reason))
 
-    def _deliver(self, call: JobCall) -> Flow[Ended]:
-        try:
-            return Ended(ACK, (yield from self._run(call)))
-        except Exception as error:  # noqa: BLE001 - every error of a job has a verdict
-            verdict = self._verdict_on(error, call)
-            if verdict is None:
-                verdict = yield from self._looked(call)
-            if verdict == ACK and isinstance(error, ClaimLost):
-                return (yield from self._replayed(call))
-            if isinstance(error, _Interrupted) and isinstance(verdict, HandlerRaised):
-                # An interrupt of the framework's may be no `Exception`; whoever gets this one raises it.
-                error = cast("Exception", error.__cause__)
-            return Ended(verdict, error=error)
-
-    def _run(self, call: JobCall) -> Flow[Any]:
+    def _is_ready(self, call: JobCall) -> bool:
+        """Read the key; return whether the guarded function can be called at once."""
         call.key = keys.usable(self.key_of(call.message or self._message_of(call)))
-        if call.key is None and not self._runs_without_key:
-            advice = "" if self.reads_arguments else WHO_GIVES_A_KEY
-            raise MissingKey(f"{self.operation}: the message has no key{self.where_key_is}, and nothing ran{advice}")
-        if call.key is None and not self.is_transactional:
-            call.begun = True
-            return (yield partial(self.handler, *call.args, **call.kwargs))
+        if call.key is None:
+            if not self._runs_without_key:
+                advice = "" if self.reads_arguments else WHO_GIVES_A_KEY
+                raise MissingKey(
+                    f"{self.operation}: the message has no key{self.where_key_is}, and nothing ran{advice}"
+                )
+            if not self.is_transactional:
+                return False
         if self._scope is not None:
             call.scope = scope_of(self._scope, self.operation, self.handler, call.args, call.kwargs)
         if call.key is None:
@@ -297,9 +295,26 @@ class GuardedJob:
             call.key = throw_away_key()
         call.read = True
         # A row of the caller's is in no table of ours.
-        if self.record is None and not self._first_use.is_over:
-            yield from self._first_use.check(self.guard, self.policy)
+        return self.record is not None or self._first_use.is_over
+
+    def _ask(self, call: JobCall) -> Flow[Any]:
+        """Check the stores before the first use of the guard; without a key, call the function without a guard."""
+        if not call.read:
+            call.begun = True
+            return (yield partial(self.handler, *call.args, **call.kwargs))
+        yield from self._first_use.check(self.guard, self.policy)
         return (yield partial(self._guarded, *call.args, **call.kwargs))
+
+    def _failed(self, error: Exception, call: JobCall) -> Flow[Ended]:
+        verdict = self._verdict_on(error, call)
+        if verdict is None:
+            verdict = yield from self._looked(call)
+        if verdict == ACK and isinstance(error, ClaimLost):
+            return (yield from self._replayed(call))
+        if isinstance(error, _Interrupted) and isinstance(verdict, HandlerRaised):
+            # An interrupt of the framework's may be no `Exception`; whoever gets this one raises it.
+            error = cast("Exception", error.__cause__)
+        return Ended(verdict, error=error)
 
     def _message_of(self, call: JobCall) -> keys.Message:
         body = body_of(self.handler, call.args, call.kwargs) if self.reads_arguments else b""
