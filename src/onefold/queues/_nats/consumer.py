@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from onefold import MissingKey, StoreUnavailable, UsageError
+from onefold import MissingKey, UsageError
 from onefold._checks import at_least
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.dead_letters import (
@@ -30,9 +30,9 @@ from onefold.queues._shared.dead_letters import (
 from onefold.queues._shared.failures import (
     ATTEMPTS,
     FAILED_DELAY,
-    FAILED_DELAY_MAX,
     Failures,
     delay_after,
+    less_often,
     times_failed,
 )
 from onefold.queues._shared.logs import Waits, buried, found_at
@@ -168,7 +168,8 @@ class Rules:
         return found_at(delivery.subject, address or Address("", self.operation, ""))
 
     def _later(self, later: Later, delivery: Delivery, settings: Settings, where: str, unacked_for: float) -> Step:
-        later = _less_often(later, delivery, settings, unacked_for)
+        given_back = 0 if settings.is_limited else delivery.num_delivered
+        later = less_often(later, waited=unacked_for, given_back=given_back)
         in_place = Step("again", later.delay, later.reason)
         if not settings.is_limited:
             self.waits.tell(log, where, later)
@@ -266,17 +267,6 @@ def rules(operation: str, dead_letter: object, attempts: int, unacked_max: Durat
 def is_last(delivery: Delivery, settings: Settings) -> bool:
     """Return whether the server will not deliver this message again."""
     return settings.is_limited and delivery.num_delivered >= settings.max_deliver
-
-
-def _less_often(later: Later, delivery: Delivery, settings: Settings, unacked_for: float) -> Later:
-    """Wait twice as long each time for a store that is down, a minute at most.
-
-    Every message of the stream comes meanwhile, and each of them asks the store.
-    """
-    if not isinstance(later.error, StoreUnavailable):
-        return later
-    longer = min(unacked_for, FAILED_DELAY_MAX) if settings.is_limited else delay_after(delivery.num_delivered)
-    return later._replace(delay=max(later.delay, longer))
 
 
 def _failed_for_good(attempt: int, what: str, delivery: Delivery, settings: Settings) -> str:

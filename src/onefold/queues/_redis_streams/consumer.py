@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from onefold import StoreUnavailable, UsageError
+from onefold import UsageError
 from onefold._checks import at_least
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.dead_letters import (
@@ -23,7 +23,7 @@ from onefold.queues._shared.dead_letters import (
     REASON_MAX,
     plain,
 )
-from onefold.queues._shared.failures import ATTEMPTS, FAILED_DELAY, FAILED_DELAY_MAX, delay_after, times_failed
+from onefold.queues._shared.failures import ATTEMPTS, FAILED_DELAY, delay_after, less_often, times_failed
 from onefold.queues._shared.logs import Waits, buried, found_at
 from onefold.queues._shared.verdict import Ack, HandlerRaised, Later, Never, Verdict, named
 from onefold.queues.keys import Message
@@ -108,7 +108,7 @@ class Rules:
         where = self.found_at(address)
         match verdict:
             case Later():
-                later = _less_often(verdict, age)
+                later = less_often(verdict, waited=age)
                 self.waits.tell(log, where, later)
                 return Step("again", later.delay, later.reason)
             case HandlerRaised(error):
@@ -207,13 +207,6 @@ MEANINGS: Final = {
     "start": "'0', '$', or the id of an entry",
     "body_field": "the name of a field",
 }
-
-
-def _less_often(later: Later, age: float) -> Later:
-    """Wait twice as long each time for a store that is down, a minute at most: every waiting entry asks it."""
-    if not isinstance(later.error, StoreUnavailable):
-        return later
-    return later._replace(delay=max(later.delay, min(age, FAILED_DELAY_MAX)))
 
 
 def sent_fields(headers: Mapping[Any, Any], body: bytes, body_field: str) -> dict[str, str | bytes | int]:

@@ -20,9 +20,9 @@ from onefold.queues._shared.dead_letters import DEAD_LETTER_DELAY
 from onefold.queues._shared.failures import (
     ATTEMPTS,
     FAILED_DELAY,
-    FAILED_DELAY_MAX,
     Failures,
     delay_after,
+    less_often,
     times_failed,
 )
 from onefold.queues._shared.logs import Waits, buried, found_at
@@ -176,7 +176,8 @@ class Rules:
         return found_at(delivery.queue, address or Address("", self.operation, ""))
 
     def _later(self, later: Later, delivery: Delivery, settings: Settings, age: float, where: str) -> Step:
-        later = _less_often(later, delivery, settings, age)
+        given_back = 0 if settings.is_limited else delivery.receive_count
+        later = less_often(later, waited=age, given_back=given_back)
         if not settings.is_limited:
             self.waits.tell(log, where, later)
             return Step("give back", _at_most(later.delay, age))
@@ -293,17 +294,6 @@ def is_last(delivery: Delivery, settings: Settings) -> bool:
 
 def _at_most(delay: float, age: float) -> float:
     return max(0.0, min(delay, VISIBILITY_MAX - age))
-
-
-def _less_often(later: Later, delivery: Delivery, settings: Settings, age: float) -> Later:
-    """Wait twice as long each time for a store that is down, a minute at most.
-
-    Every message of the queue comes meanwhile, and each of them asks the store.
-    """
-    if not isinstance(later.error, StoreUnavailable):
-        return later
-    longer = min(age, FAILED_DELAY_MAX) if settings.is_limited else delay_after(delivery.receive_count)
-    return later._replace(delay=max(later.delay, longer))
 
 
 def _failed_for_good(attempt: int, what: str, settings: Settings) -> str:
