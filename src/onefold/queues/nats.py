@@ -123,7 +123,7 @@ class GuardedCallback:
         try:
             while not self._jobs.is_leaving:
                 await self._jobs.has_room(batch)
-                for message in await self._fetched(subscription, batch - len(self._jobs)):
+                for message in await self._fetched(subscription, batch - self._jobs.busy):
                     await self._jobs.take(message, warns=False)
             # What came when a fetch had just ended is given back, too.
             for message in await left_over(subscription):

@@ -114,6 +114,8 @@ class Step(NamedTuple):
     action: Literal["ack", "again", "give back", "bury"]
     delay: float = 0.0
     reason: str = ""
+    # What it waits for concerns this message alone: others can be handled meanwhile.
+    is_aside: bool = False
 
 
 ACKNOWLEDGED: Final = Step("ack")
@@ -169,7 +171,8 @@ class Rules:
 
     def _later(self, later: Later, delivery: Delivery, settings: Settings, where: str, unacked_for: float) -> Step:
         later = _less_often(later, delivery, settings, unacked_for)
-        in_place = Step("again", later.delay, later.reason)
+        is_aside = not isinstance(later.error, (StoreUnavailable, UsageError))
+        in_place = Step("again", later.delay, later.reason, is_aside=is_aside)
         if not settings.is_limited:
             self.waits.tell(log, where, later)
             return in_place._replace(action="give back")
@@ -215,7 +218,7 @@ class Rules:
         log.error("%s: %s did not accept a dead letter: %s", where, self.dead_letter, type(error).__name__)
         if unacked_for + DEAD_LETTER_DELAY > self.unacked_max and not is_last(delivery, settings):
             return Step("give back", SOON)
-        return Step("bury", DEAD_LETTER_DELAY, reason)
+        return Step("bury", DEAD_LETTER_DELAY, reason, is_aside=True)
 
     def left(self, step: Step, delivery: Delivery, settings: Settings, where: str) -> Step:
         """Decide what to do, when the worker leaves, with a message that waits in place for this step."""
