@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -205,6 +206,42 @@ def test_two_subscriptions_of_one_callback_each_have_their_own_batch(nats_url: s
     in_time(story())
 
     assert len(ran) == sent
+
+
+def _are(calls: list[Delivery], number: int) -> bool:
+    return len(calls) == number
+
+
+def test_a_second_consumer_with_a_shorter_ack_wait_is_told_of_progress_in_its_own_time(
+    nats_url: str, nats_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, told, in_progress = Handled(), list[str](), Msg.in_progress
+
+    async def counted(message: Msg) -> None:
+        await in_progress(message)
+        told.append(nats_messages.origin_of(message.reply)[1])
+
+    monkeypatch.setattr(Msg, "in_progress", counted)
+
+    async def story() -> None:
+        handle.gate = asyncio.Event()
+        async with Environment(nats_url, nats_name) as environment:
+            client = await connected(nats_url)
+            js = client.jetstream()
+            async with AsyncGuard("memory:") as guard:
+                callback = guarded(guard, "charge", handle, key=header(), dead_letter=environment.dead, concurrency=2)
+                for number, (name, ack_wait) in enumerate({"slow": 3_600, "quick": 3}.items(), 1):
+                    subject, config = f"{environment.subject}.{name}", ConsumerConfig(ack_wait=ack_wait)
+                    await js.subscribe(subject, durable=name, cb=callback, manual_ack=True, config=config)
+                    await js.publish(subject, b"", headers={"idempotency-key": name})
+                    await until(partial(_are, handle.calls, number), "it runs")
+                await until(lambda: "quick" in told, "the server hears of it")
+                assert (await js.consumer_info(environment.stream, "quick")).num_redelivered == 0
+                handle.gate.set()
+                assert await callback.drain()
+            await client.close()
+
+    in_time(story())
 
 
 def test_a_worker_that_leaves_asks_for_nothing_more(

@@ -405,6 +405,11 @@ class Jobs:
     def _set_beat(self) -> None:
         shortest = min(known.settings.ack_wait for known in self._known.values())
         self._beat_seconds = max(shortest / BEATS, BEAT_SECONDS_MIN)
+        loop = asyncio.get_running_loop()
+        if self._beat is not None and self._beat.when() > loop.time() + self._beat_seconds:
+            # That of a consumer with a longer one would be too late.
+            self._beat.cancel()
+            self._beat = loop.call_later(self._beat_seconds, self._on_beat)
 
 
 def _age(job: Job) -> float:
