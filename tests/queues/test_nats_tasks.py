@@ -208,6 +208,26 @@ def test_two_subscriptions_of_one_callback_each_have_their_own_batch(nats_url: s
     assert len(ran) == sent
 
 
+def test_a_consumer_that_was_deleted_is_named_in_the_log(
+    nats_url: str, nats_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = Handled()
+
+    async def story() -> None:
+        async with Environment(nats_url, nats_name) as environment, worker(environment, "memory:", handle):
+            await environment.send_keyed("pay-1")
+            await environment.settled(1)
+            await environment.js.delete_consumer(environment.stream, DURABLE)
+            says = f"the consumer {DURABLE} of the stream {nats_name} does not answer: it was deleted"
+            await until(lambda: says in caplog.text, "it is told")
+            # Whoever creates it again need not start the worker again.
+            await environment.js.pull_subscribe(environment.subject, DURABLE)
+            await environment.send_keyed("pay-2")
+            await until(lambda: len(handle.calls) == 2, "it goes on")
+
+    in_time(story())
+
+
 def _are(calls: list[Delivery], number: int) -> bool:
     return len(calls) == number
 

@@ -136,7 +136,7 @@ class WorkerBase:
             yield from requests.bury(self._options.client, letter)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker survives, and the message is kept
             with self._lock:
-                return self._rules.refused(error, reason, job.delivery, settings, clock() - job.received)
+                return self._rules.refused(code_of(error), reason, job.delivery, settings, clock() - job.received)
         self._rules.buried(reason, job.address)
         return DELETED
 
