@@ -62,10 +62,13 @@ class WorkerBase:
             raise UsageError("this worker does not consume yet")
         return self._jobs
 
-    def _open(self) -> Flow[bool]:
-        """Read how the queue delivers, before the first message. Return False if that may succeed in a moment."""
+    def _begin(self) -> None:
+        """Refuse to consume a second time."""
         if self._jobs is not None:
             raise UsageError("this worker has consumed before, or does: create another one")
+
+    def _open(self) -> Flow[bool]:
+        """Read how the queue delivers, before the first message. Return False if that may succeed in a moment."""
         chosen = self._options
         try:
             settings = yield from requests.read_settings(
