@@ -228,6 +228,20 @@ def test_a_consumer_that_was_deleted_is_named_in_the_log(
     in_time(story())
 
 
+def test_a_last_delivery_that_no_stream_takes_before_its_worker_leaves_is_told(
+    nats_url: str, nats_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with Environment(nats_url, nats_name, dead=False, max_deliver=1) as environment:
+            await environment.send()
+            async with worker(environment, "memory:", Handled()):
+                await until(lambda: "did not accept a dead letter" in caplog.text, "it is refused")
+
+    in_time(story())
+
+    assert f"it stays in the stream {nats_name} at sequence 1, and comes to nobody" in caplog.text
+
+
 def _are(calls: list[Delivery], number: int) -> bool:
     return len(calls) == number
 

@@ -230,6 +230,14 @@ class Rules:
             )
         return Step("give back")
 
+    def given_up(self, delivery: Delivery, settings: Settings, address: Address | None) -> None:
+        """Report a message that no stream took as a dead letter before its worker left, if it does not come again."""
+        if is_last(delivery, settings):
+            log.error(
+                "%s: it was the last of %d deliveries: it stays in the stream %s at sequence %d, and comes to nobody",
+                *(self.found_at(delivery, address), settings.max_deliver, delivery.stream, delivery.sequence),
+            )
+
     def came_too_late(self, delivery: Delivery) -> None:
         """Report a message that came while its consumer was leaving, or after that."""
         log.warning(

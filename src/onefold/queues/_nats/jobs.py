@@ -282,6 +282,7 @@ class Jobs:
                 case "bury":
                     if not self.is_leaving:
                         return self._wait(job, step)
+                    self._rules.given_up(job.delivery, job.known.settings, job.address)
                     step = Step("give back")
 
     async def _handled(self, job: Job) -> Step:
