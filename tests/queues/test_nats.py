@@ -542,7 +542,7 @@ class TestRules:
         assert self.after(running, 1, nats_consumer.Settings(max_deliver=2), 890.0)[:2] == ("give back", SOON)
         assert self.after(running, 2, nats_consumer.Settings(max_deliver=2), 890.0)[:2] == ("again", 17.0)
         held = Later(60.0, "held", limited=True)
-        assert self.after(held, 1, nats_consumer.Settings(max_deliver=2), 890.0) == ("bury", 0.0, "held")
+        assert self.after(held, 1, nats_consumer.Settings(max_deliver=2), 890.0)[:3] == ("bury", 0.0, "held")
 
 
 class TestMaxDeliver:

@@ -646,6 +646,28 @@ class TestStopping:
         assert {letter[b"x-onefold-reason"].decode() for letter in environment.letters()} == {stream_loop.LEFT_REASON}
         assert environment.pending() == []
 
+    def test_what_was_trimmed_and_is_refused_as_a_dead_letter_is_told_and_the_others_go_on(
+        self,
+        kind: Kind,
+        environment: Environment,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        # Each is given back by itself.
+        monkeypatch.setattr(stream_loop, "KEPT_AT_ONCE", 1)
+        monkeypatch.setattr(stream_rules, "FAILED_DELAY", 60.0)
+        ids = [environment.send_keyed(f"pay-{number}")[0].decode() for number in range(3)]
+        environment.server.set(environment.dead, "no stream")
+
+        with Worker(kind, environment, "memory:", Handled(failures=99), min_idle=600) as worker:
+            until(lambda: len(worker.jobs.waiting) == 3, "all have failed, and wait")
+            environment.server.xdel(environment.stream, *ids[:2])
+
+        lost = [line for line in caplog.messages if "are lost" in line]
+        assert [one for one in ids if any(one in line for line in lost)] == ids[:2]
+        (pending,) = environment.pending()
+        assert (pending["message_id"].decode(), pending["time_since_delivered"] > 500_000) == (ids[2], True)
+
     def test_a_worker_leaves_no_consumer_behind(self, kind: Kind, environment: Environment) -> None:
         environment.send_keyed("pay-1")
 

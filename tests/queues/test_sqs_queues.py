@@ -554,6 +554,30 @@ class TestJobs:
 
         assert jobs.due(13.0).extended == []
 
+    def test_what_comes_again_while_its_lost_head_runs_begins_its_group_anew(self) -> None:
+        """Behind that head it would not be extended, and use up its receives without a turn."""
+        jobs = Jobs(Settings(visibility=30.0, max_receives=3, is_fifo=True), Rules("charge", "https://dead"))
+        jobs.take(((delivered(1, "a", f"m{at}"), f"r{at}") for at in range(2)), 0.0)
+        head = jobs.next(0.0)
+        assert head is not None
+        jobs.not_extended([Change(head, 30.0)], 12.0, for_good=True)
+
+        jobs.take(((delivered(2, "a", f"m{at}"), f"s{at}") for at in range(2)), 31.0)
+        again = jobs.next(31.0)
+
+        assert again is not None
+        assert again.receipt == "s0"
+        # Those behind it are kept with it, in their order.
+        assert [change.job.receipt for change in jobs.due(41.0).extended] == ["s0", "s1"]
+        assert jobs.next(41.0) is None
+        # The end of the lost one is not theirs.
+        jobs.ended(head, Step("give back", 1.0), 42.0)
+        assert [change.job.receipt for change in jobs.due(42.0).given_back] == ["r0"]
+        jobs.ended(again, Step("ack"), 43.0)
+        behind = jobs.next(43.0)
+        assert behind is not None
+        assert behind.receipt == "s1"
+
     def test_what_waits_for_itself_takes_up_no_room_but_not_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         jobs, (first, other) = self.jobs(4, Settings(is_fifo=True, max_receives=3), "aaab")
         assert jobs.busy == 4

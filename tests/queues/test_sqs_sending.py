@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 import uuid
@@ -37,7 +38,7 @@ from tests.queues.sqs_tools import (
     shortly,
     worker,
 )
-from tests.support import PATIENCE, eventually, in_time
+from tests.support import PATIENCE, Elsewhere, eventually, in_time
 from tests.wallet import add, balance
 
 __all__ = ["each_mode", "mode", "shortly"]
@@ -212,7 +213,10 @@ class TestDeadLetters:
             environment.client.delete_queue(QueueUrl=environment.dead)
             environment.send("poison")
             with worker(environment, "memory:", Handled(), mode=mode):
-                assert eventually(lambda: "did not accept a dead letter" in caplog.text)
+                # Not only that it is a ClientError.
+                assert eventually(
+                    lambda: bool(re.search(r"did not accept a dead letter: \S*NonExistentQueue", caplog.text))
+                )
                 assert environment.counts() == (0, 1)
                 environment.dead = environment._create(environment.dead_name, {})
                 assert environment.letter()["Body"] == "poison"
@@ -418,6 +422,44 @@ class TestDeletions:
             with pytest.raises(ClientError, match="AccessDenied"):
                 story(environment)
             assert environment.counts() == (0, 0)
+
+
+class TestDrainAtTheBeginning:
+    """A worker that still asks how its queue delivers consumes already: its client must not be closed yet."""
+
+    def test_in_threads(self, sqs_url: str, sqs_name: str) -> None:
+        with Environment(sqs_url, sqs_name) as environment, Proxy(sqs_url) as proxy, Guard("memory:") as guard:
+            client, held = client_of(proxy.url()), proxy.hold_reply(b"GetQueueAttributes")
+            asked: Any = {"client": client, "queue": environment.queue, "dead_letter": environment.dead}
+            one = guarded(guard, "charge", Handled(), key=header(), **asked)
+            consuming = Elsewhere(one.consume)
+            assert held.reached.wait(PATIENCE)
+
+            assert not one.drain(0)
+            held.released.set()
+            assert one.drain(PATIENCE)
+            consuming.result()
+            client.close()
+
+    def test_in_tasks(self, sqs_url: str, sqs_name: str) -> None:
+        async def story() -> None:
+            async with (
+                AioSession().create_client("sqs", **options(proxy.url())) as client,
+                AsyncGuard("memory:") as guard,
+            ):
+                asked: Any = {"client": client, "queue": environment.queue, "dead_letter": environment.dead}
+                one = guarded_async(guard, "charge", Handled().in_task, key=header(), **asked)
+                consuming = asyncio.create_task(one.consume())
+                assert await asyncio.to_thread(held.reached.wait, PATIENCE)
+
+                assert not await one.drain(0)
+                held.released.set()
+                assert await one.drain(PATIENCE)
+                await consuming
+
+        with Environment(sqs_url, sqs_name) as environment, Proxy(sqs_url) as proxy:
+            held = proxy.hold_reply(b"GetQueueAttributes")
+            in_time(story())
 
 
 class Credit:

@@ -163,14 +163,14 @@ class GuardedMessages:
         return False
 
     def _is_buried(self, delivery: Delivery, reason: str) -> bool:
-        from onefold.queues._sqs.requests import bury
+        from onefold.queues._sqs.requests import bury, code_of
         from onefold.queues._sqs.sending import dead
 
         address = self._consuming.address_of(delivery.message)
         try:
             run(bury(self._client, dead(self._rules, delivery, reason, Settings(), address)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the message is kept
-            self._rules.refused(error, reason, delivery, Settings(), math.inf)
+            self._rules.refused(code_of(error), reason, delivery, Settings(), math.inf)
             return False
         self._rules.buried(reason, address)
         return True

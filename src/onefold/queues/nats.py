@@ -29,6 +29,7 @@ from onefold.queues.keys import KeyOf, PayloadOf
 
 try:
     import nats.errors
+    import nats.js.errors
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
 
@@ -123,7 +124,7 @@ class GuardedCallback:
         try:
             while not self._jobs.is_leaving:
                 await self._jobs.has_room(batch)
-                for message in await self._fetched(subscription, batch - len(self._jobs)):
+                for message in await self._fetched(subscription, batch - self._jobs.busy):
                     await self._jobs.take(message, warns=False)
             # What came when a fetch had just ended is given back, too.
             for message in await left_over(subscription):
@@ -147,7 +148,7 @@ class GuardedCallback:
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             raise
         except nats.errors.Error as error:
-            log.warning("a fetch failed, and is tried again in %.3g s: %s", SOON, error)
+            log.warning("a fetch failed, and is tried again in %.3g s: %s", SOON, _told(error, subscription))
             await asyncio.sleep(SOON)
             return []
 
@@ -164,3 +165,11 @@ class GuardedCallback:
             # What they have fetched is given back before the others are waited for.
             await asyncio.wait(self._loops, timeout=limit)
         return await self._jobs.leave(max(0.0, limit - (clock() - began))) and not self._loops
+
+
+def _told(error: nats.errors.Error, subscription: JetStreamContext.PullSubscription) -> str:
+    if not isinstance(error, nats.js.errors.ServiceUnavailableError):
+        return str(error)
+    # nats-py says only that nobody has answered.
+    stream, consumer = subscription._stream, subscription._consumer
+    return f"the consumer {consumer} of the stream {stream} does not answer: it was deleted, or elects a leader"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from onefold import MissingKey, UsageError
+from onefold import MissingKey, StoreUnavailable, UsageError
 from onefold._checks import at_least
 from onefold.durations import Duration, seconds
 from onefold.queues._shared.dead_letters import (
@@ -114,6 +114,8 @@ class Step(NamedTuple):
     action: Literal["ack", "again", "give back", "bury"]
     delay: float = 0.0
     reason: str = ""
+    # What it waits for concerns this message alone: others can be handled meanwhile.
+    is_aside: bool = False
 
 
 ACKNOWLEDGED: Final = Step("ack")
@@ -170,7 +172,8 @@ class Rules:
     def _later(self, later: Later, delivery: Delivery, settings: Settings, where: str, unacked_for: float) -> Step:
         given_back = 0 if settings.is_limited else delivery.num_delivered
         later = less_often(later, waited=unacked_for, given_back=given_back)
-        in_place = Step("again", later.delay, later.reason)
+        is_aside = not isinstance(later.error, (StoreUnavailable, UsageError))
+        in_place = Step("again", later.delay, later.reason, is_aside=is_aside)
         if not settings.is_limited:
             self.waits.tell(log, where, later)
             return in_place._replace(action="give back")
@@ -216,7 +219,7 @@ class Rules:
         log.error("%s: %s did not accept a dead letter: %s", where, self.dead_letter, type(error).__name__)
         if unacked_for + DEAD_LETTER_DELAY > self.unacked_max and not is_last(delivery, settings):
             return Step("give back", SOON)
-        return Step("bury", DEAD_LETTER_DELAY, reason)
+        return Step("bury", DEAD_LETTER_DELAY, reason, is_aside=True)
 
     def left(self, step: Step, delivery: Delivery, settings: Settings, where: str) -> Step:
         """Decide what to do, when the worker leaves, with a message that waits in place for this step."""
@@ -227,6 +230,14 @@ class Rules:
                 f"it was the last of {settings.max_deliver} deliveries, and waited: {step.reason}", where
             )
         return Step("give back")
+
+    def given_up(self, delivery: Delivery, settings: Settings, address: Address | None) -> None:
+        """Report a message that no stream took as a dead letter before its worker left, if it does not come again."""
+        if is_last(delivery, settings):
+            log.error(
+                "%s: it was the last of %d deliveries: it stays in the stream %s at sequence %d, and comes to nobody",
+                *(self.found_at(delivery, address), settings.max_deliver, delivery.stream, delivery.sequence),
+            )
 
     def came_too_late(self, delivery: Delivery) -> None:
         """Report a message that came while its consumer was leaving, or after that."""

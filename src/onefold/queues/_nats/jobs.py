@@ -28,6 +28,9 @@ GONE: Final = (nats.errors.Error, OSError)
 # How long messages are handled without a turn for others.
 YIELD_SECONDS: Final = 0.01
 
+# How many messages may wait in a worker's hands, each for something of its own, before it fetches no more.
+WAITING_MAX: Final = 1_000
+
 # Of how many consumers the settings are remembered; ephemeral ones come and go.
 KNOWN_MAX: Final = 1_000
 
@@ -105,6 +108,8 @@ class Jobs:
         self._queue: deque[Job] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0
+        # How many wait in place for something of their own.
+        self._aside = 0
         # By stream and consumer.
         self._known: dict[tuple[str, str], Known] = {}
         self._beat: asyncio.TimerHandle | None = None
@@ -118,6 +123,11 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._unsettled)
+
+    @property
+    def busy(self) -> int:
+        """Return how many messages take up room: not those that wait for something of their own."""
+        return len(self._unsettled) - (self._aside if self._aside < WAITING_MAX else 0)
 
     async def take(self, message: Msg, *, turn: Turn | None = None, warns: bool = True) -> None:
         """Handle a message as soon as there is a place for it, and keep it in progress meanwhile."""
@@ -147,11 +157,11 @@ class Jobs:
             self._beat = asyncio.get_running_loop().call_later(self._beat_seconds, self._on_beat)
 
     async def has_room(self, batch: int) -> None:
-        """Wait until at most half as many messages are unsettled, so that few fetches get many."""
+        """Wait until at most half as many messages take up room, so that few fetches get many."""
         few = batch // 2
         # Of several subscriptions, each waits for its own number.
         self._few = max(self._few, few)
-        while len(self._unsettled) > few and not self.is_leaving:
+        while self.busy > few and not self.is_leaving:
             self._room.clear()
             await self._room.wait()
 
@@ -206,7 +216,9 @@ class Jobs:
                     since = clock()
         finally:
             self._running -= 1
-            if self._queue:
+            if self.is_leaving:
+                self._go_on()
+            elif self._queue:
                 # Cancelled: if the loop does not end, the others must not wait for a message that may never come.
                 asyncio.get_running_loop().call_later(SOON, self._go_on)
 
@@ -230,12 +242,20 @@ class Jobs:
             # Mostly the loop ends, and no timer fires. Otherwise somebody has cancelled this task, such as its handler.
             if job in self._unsettled:
                 job.claim = None
-                self._wait(job, Step("again", SOON, "its task was cancelled"))
+                self._cancelled(job, Step("again", SOON, "its task was cancelled"))
             raise
         except BaseException:
             # The loop ends. The claim is kept until its lease ends, and the message comes again.
             self._forget(job)
             raise
+
+    def _cancelled(self, job: Job, step: Step) -> None:
+        if self.is_leaving:
+            # Nothing starts after `drain`, which waits for this task.
+            job.step = self._left(job, step)
+            self._spawn(self._run(job))
+        else:
+            self._wait(job, step)
 
     async def _settle(self, job: Job) -> None:
         message, step = job.message, job.step
@@ -262,6 +282,7 @@ class Jobs:
                 case "bury":
                     if not self.is_leaving:
                         return self._wait(job, step)
+                    self._rules.given_up(job.delivery, job.known.settings, job.address)
                     step = Step("give back")
 
     async def _handled(self, job: Job) -> Step:
@@ -296,10 +317,12 @@ class Jobs:
     def _wait(self, job: Job, step: Step) -> None:
         job.step = step._replace(delay=0.0)
         job.timer = asyncio.get_running_loop().call_later(step.delay, self._again, job)
+        self._aside += step.is_aside
         job.end_turn()
+        self._look_for_room()
 
     def _again(self, job: Job) -> None:
-        job.timer = None
+        self._stop_waiting(job)
         self._queue.append(job)
         self._start()
 
@@ -311,12 +334,16 @@ class Jobs:
         if job.timer is not None:
             job.timer.cancel()
             job.timer = None
+            self._aside -= job.step.is_aside
 
     def _forget(self, job: Job) -> None:
         """Send no more signs of progress: after a nak they would delay its next delivery."""
         self._unsettled.pop(job, None)
         job.end_turn()
-        if len(self._unsettled) <= self._few:
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        if self.busy <= self._few:
             self._room.set()
 
     def _has_no_key(self, job: Job) -> bool:
@@ -379,6 +406,11 @@ class Jobs:
     def _set_beat(self) -> None:
         shortest = min(known.settings.ack_wait for known in self._known.values())
         self._beat_seconds = max(shortest / BEATS, BEAT_SECONDS_MIN)
+        loop = asyncio.get_running_loop()
+        if self._beat is not None and self._beat.when() > loop.time() + self._beat_seconds:
+            # That of a consumer with a longer one would be too late.
+            self._beat.cancel()
+            self._beat = loop.call_later(self._beat_seconds, self._on_beat)
 
 
 def _age(job: Job) -> float:

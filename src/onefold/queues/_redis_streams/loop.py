@@ -162,10 +162,18 @@ class Loop:
         """Bury what is not in the stream any more: nobody else can take it, and this worker leaves."""
         for job in jobs:
             job.address = self._address_of(job.delivery.message)
-            log.error("%s: to the dead letters: %s", self._rules.found_at(job.address), LEFT_REASON)
+            where = self._rules.found_at(job.address)
+            log.error("%s: to the dead letters: %s", where, LEFT_REASON)
             dead = self._rules.dead(job.delivery, LEFT_REASON, job.address)
-            yield self._requests.bury(job.id, dead) if self._requests.has_one_slot else self._requests.add_dead(dead)
-            self._rules.buried(LEFT_REASON, job.address)
+            bury = self._requests.bury(job.id, dead) if self._requests.has_one_slot else self._requests.add_dead(dead)
+            try:
+                yield bury
+            except ERRORS as error:
+                # The others are not to be lost with it.
+                self._rules.refused(error, LEFT_REASON, where)
+                gone_from(self._rules.stream, [job.id])
+            else:
+                self._rules.buried(LEFT_REASON, job.address)
 
     # Taking entries.
 

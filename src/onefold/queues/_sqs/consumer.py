@@ -239,10 +239,10 @@ class Rules:
         """Report that the message is a dead letter now."""
         buried(address or Address("", self.operation, ""), reason)
 
-    def refused(self, error: Exception, reason: str, delivery: Delivery, settings: Settings, age: float) -> Step:
+    def refused(self, code: str, reason: str, delivery: Delivery, settings: Settings, age: float) -> Step:
         """Decide what to do with a message that the dead-letter queue did not take. It is never lost by that."""
         where = self.found_at(delivery, None)
-        log.error("%s: the dead-letter queue did not accept a dead letter: %s", where, type(error).__name__)
+        log.error("%s: the dead-letter queue did not accept a dead letter: %s", where, code)
         limit = VISIBILITY_MAX if is_last(delivery, settings) else self.unacked_max
         if age + DEAD_LETTER_DELAY > limit:
             return Step("give back", SOON)

@@ -143,6 +143,7 @@ class Jobs:
             job = Job(delivery, receipt, received, self.settings)
             self._unsettled[job] = None
             if self._is_grouped(job):
+                self._drop_expired(str(delivery.group), received)
                 group = self._groups.setdefault(str(delivery.group), deque())
                 group.append(job)
                 if len(group) > 1:
@@ -308,8 +309,19 @@ class Jobs:
             self._given_back.append(Change(job, 0.0))
             self._leave_group(job)
 
+    def _drop_expired(self, name: str, received: float) -> None:
+        """Let what comes now begin its group anew, if SQS does not keep those that came before it any more.
+
+        Behind one that goes on without its claim, it would be extended no more than that one, and never have its turn.
+        """
+        group = self._groups.get(name)
+        if group and group[0].visible_at < received + RETRY_SECONDS and group[0].received < received:
+            del self._groups[name]
+            for follower in [*group][1:]:
+                self._forget(follower)
+
     def _give_back_followers(self, job: Job) -> None:
-        if not self._is_grouped(job):
+        if not self._is_waiting_behind(job):
             return
         for follower in self._groups.pop(str(job.delivery.group), ()):
             if follower is not job and follower in self._unsettled and not follower.is_done:
@@ -337,7 +349,7 @@ class Jobs:
         return self.settings.is_fifo and job.delivery.group is not None
 
     def _is_followed(self, job: Job) -> bool:
-        return self._is_grouped(job) and len(self._groups.get(str(job.delivery.group), ())) > 1
+        return self._is_waiting_behind(job) and len(self._groups[str(job.delivery.group)]) > 1
 
     def _with_followers(self, job: Job) -> int:
         return len(self._groups.get(str(job.delivery.group), ())) if self._is_grouped(job) else 1

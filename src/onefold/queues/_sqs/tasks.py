@@ -38,11 +38,19 @@ class AsyncWorker(WorkerBase):
         Raises the client's error if the queue does not exist, or may not be read; a lost connection is waited for. If
         it is cancelled, handlers are cancelled, and their messages come again.
         """
-        while not await run_async(self._open()):
-            if self._is_stopping:
-                return
-            await asyncio.sleep(SOON)
+        self._begin()
         self._idle.clear()
+        try:
+            while not await run_async(self._open()):
+                if self._is_stopping:
+                    return
+                await asyncio.sleep(SOON)
+            await self._consume()
+        finally:
+            # Also if it is cancelled once more.
+            self._idle.set()
+
+    async def _consume(self) -> None:
         settling = asyncio.create_task(self._keep_settling())
         refused: Exception | None = None
         try:
@@ -67,11 +75,7 @@ class AsyncWorker(WorkerBase):
             self._is_cancelled = True
             for task in (settling, *self._running):
                 task.cancel()
-            try:
-                await asyncio.gather(settling, *self._running, return_exceptions=True)
-            finally:
-                # Also if it is cancelled once more.
-                self._idle.set()
+            await asyncio.gather(settling, *self._running, return_exceptions=True)
 
     def stop(self) -> None:
         """Have `consume` return, once what runs has ended. It returns at once."""

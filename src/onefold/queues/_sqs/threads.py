@@ -44,11 +44,18 @@ class Worker(WorkerBase):
 
         Raises boto3's error if the queue does not exist, or may not be read; a lost connection is waited for.
         """
-        while not run(self._open()):
-            self._rest(SOON)
-            if self._is_stopping:
-                return
+        self._begin()
         self._idle.clear()
+        try:
+            while not run(self._open()):
+                self._rest(SOON)
+                if self._is_stopping:
+                    return
+            self._consume()
+        finally:
+            self._idle.set()
+
+    def _consume(self) -> None:
         threads = [
             threading.Thread(target=target, name=f"onefold {self._rules.operation}", daemon=True)
             for target in (self._keep_settling, *[self._keep_handling] * self._options.concurrency)
@@ -67,7 +74,6 @@ class Worker(WorkerBase):
             self._notify()
             for thread in threads:
                 thread.join()
-            self._idle.set()
 
     def stop(self) -> None:
         """Have `consume` return, once what runs has ended. It returns at once; a signal handler may call it."""

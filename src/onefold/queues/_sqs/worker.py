@@ -67,10 +67,13 @@ class WorkerBase:
         """Return whether few messages are left and all of them run, so that few requests bring many."""
         return not self._work.has_ready and self._work.busy <= self._options.few
 
-    def _open(self) -> Flow[bool]:
-        """Read how the queue delivers, before the first message. Return False if that may succeed in a moment."""
+    def _begin(self) -> None:
+        """Refuse to consume a second time."""
         if self._jobs is not None:
             raise UsageError("this worker has consumed before, or does: create another one")
+
+    def _open(self) -> Flow[bool]:
+        """Read how the queue delivers, before the first message. Return False if that may succeed in a moment."""
         chosen = self._options
         try:
             settings = yield from requests.read_settings(
@@ -141,7 +144,7 @@ class WorkerBase:
             yield from requests.bury(self._options.client, letter)
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker survives, and the message is kept
             with self._lock:
-                return self._rules.refused(error, reason, job.delivery, settings, clock() - job.received)
+                return self._rules.refused(code_of(error), reason, job.delivery, settings, clock() - job.received)
         self._rules.buried(reason, job.address)
         return DELETED
 
