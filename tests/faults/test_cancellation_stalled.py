@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from pathlib import Path
 
+import anyio
 import pytest
 
 from onefold._concurrency import interrupts as _interrupts
@@ -111,3 +112,27 @@ def test_a_claim_that_reaches_its_server_after_the_cancellation_does_not_outlive
         in_time(cancelled(proxy))
 
     assert effects["late-claim"] == 1
+
+
+def test_a_cancel_scope_of_anyio_does_not_keep_a_processor_busy_while_a_server_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_interrupts, "CLEAN_UP_SECONDS", PATIENCE)
+    turns, cancelled = 50, list[int]()
+
+    async def silent() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await _interrupts.brought_to_its_end(silent(), bool)
+            finally:
+                cancelled.append(_interrupts.cancellations())
+        assert scope.cancelled_caught
+
+    in_time(story())
+    # Such a scope cancels at each turn of the event loop, and each wakes the task.
+    assert 1 <= cancelled[0] < turns / 2

@@ -53,7 +53,7 @@ from onefold.queues._shared.verdict import HELD_DELAY, HELD_MAX
 from onefold.queues.dramatiq import OnefoldMiddleware, guarded, send
 from onefold.queues.dramatiq import messages as dramatiq_messages
 from onefold.queues.keys import field, position
-from onefold.stores.memory import MemoryStore
+from onefold.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.queues.dramatiq_tools import Hand
 from tests.support import Clock, Elsewhere, ProxyStore, die_running, eventually
 
@@ -908,6 +908,34 @@ def test_an_interrupt_that_comes_while_an_async_duplicate_waits_uses_up_no_retry
     striking.result()
     done.set()
     running.result(30)
+
+    assert (ran, hand.ended) == ([], ["acknowledged"])
+    assert "retries" not in hand.delayed().options
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_time_limit_does_not_bury_an_async_message_whose_store_does_not_answer(hand: Hand) -> None:
+    asked, answers, thread, ran = threading.Event(), threading.Event(), threading.main_thread().ident, list[int]()
+
+    class Hangs(AsyncMemoryStore):
+        async def claim(self, *args: Any, **kwargs: Any) -> Any:
+            asked.set()
+            await asyncio.to_thread(answers.wait, 30)
+            return await super().claim(*args, **kwargs)
+
+    @guarded(AsyncGuard(Hangs()), "pay", broker=hand.broker, max_retries=0)
+    async def pay() -> None:
+        ran.append(1)
+
+    def strike() -> None:
+        assert asked.wait(30)
+        assert eventually(lambda: _waits_for_the_loop(thread))
+        dramatiq.middleware.raise_thread_exception(thread, TimeLimitExceeded)
+
+    striking = Elsewhere(strike)
+    hand.process(pay.message_with_options(idempotency_key="pay-1"))
+    answers.set()
+    striking.result()
 
     assert (ran, hand.ended) == ([], ["acknowledged"])
     assert "retries" not in hand.delayed().options

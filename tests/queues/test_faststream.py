@@ -145,6 +145,30 @@ def test_a_failing_handler_is_left_to_the_policy_of_its_subscriber(
     assert ["failed: ValueError" in line and "4711" not in line for line in lines] == [True]
 
 
+def test_a_handler_that_raises_a_cancellation_of_its_own_is_tried_again_and_stops_no_subscriber(place: Place) -> None:
+    ran: list[int] = []
+
+    async def story() -> None:
+        broker = broker_of(place)
+
+        @subscriber(broker, place)
+        @guarded(AsyncGuard("memory:"), "charge", key=header())
+        async def charge(amount: int, note: str = "") -> None:
+            ran.append(amount)
+            if ran == [5]:
+                awaited = asyncio.get_running_loop().create_future()
+                awaited.cancel()
+                await awaited
+
+        async with running(broker, place):
+            for amount in (5, 6):
+                await publish(broker, place, {"amount": amount}, key=f"pay-{amount}")
+            await until(lambda: sorted(ran) == [5, 5, 6])
+        assert await left(place) == 0
+
+    in_time(story())
+
+
 def test_what_never_can_run_goes_to_the_dead_letters_with_its_reason(place: Place) -> None:
     ran: list[int] = []
 

@@ -80,6 +80,43 @@ def test_the_planned_time_is_given_to_the_job_and_taken_from_its_caller(guard: G
     assert seen == [("a", NOON), ("a", NOON - timedelta(hours=2)), ("a", NOON - timedelta(hours=1))]
 
 
+def test_a_job_that_catches_all_keywords_takes_its_planned_time_from_its_caller_too(guard: Guard, time: Time) -> None:
+    seen: list[dict[str, Any]] = []
+    earlier = NOON - timedelta(hours=1)
+
+    @guard.scheduled("invoices", every="1h")
+    def invoices(**options: Any) -> int:
+        seen.append({**options, "key": current().key})
+        return len(seen)
+
+    # It is no argument: a scheduler that passes it and one that does not mean the same run.
+    assert [invoices(shop="a", planned=earlier + timedelta(minutes=3)), invoices(shop="a")] == [1, 2]
+    assert [invoices(shop="a", planned=NOON), invoices(shop="a", planned=earlier)] == [2, 1]
+    with planned_at(earlier):
+        assert invoices(shop="a") == 1
+    assert seen == [
+        {"shop": "a", "planned": earlier, "key": "2026-11-18T11:00:00Z"},
+        {"shop": "a", "key": "2026-11-18T12:00:00Z"},
+    ]
+
+
+def test_an_async_job_that_catches_all_keywords_does_as_well(time: Time) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        async with AsyncGuard("memory:") as guard:
+
+            @guard.scheduled("invoices", every="1h")
+            async def invoices(**options: Any) -> None:
+                seen.append(options)
+
+            await invoices(planned=NOON - timedelta(hours=1))
+            await invoices()
+
+    in_time(story())
+    assert seen == [{"planned": NOON - timedelta(hours=1)}, {}]
+
+
 def test_without_an_interval_the_scheduler_says_when_it_is_planned(guard: Guard, time: Time) -> None:
     ran: list[str] = []
 

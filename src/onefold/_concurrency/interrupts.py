@@ -13,9 +13,10 @@ is ever swallowed: the caller gets it back, and raises it.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -362,13 +363,23 @@ async def ended(task: asyncio.Task[Any], within: float | None = None) -> bool:
 
     clock = asyncio.get_running_loop().time
     ends = clock() + (CLEAN_UP_SECONDS if within is None else within)
-    while not task.done() and (left := ends - clock()) > 0:
-        try:
-            await asyncio.wait({task}, timeout=left)
-        except asyncio.CancelledError:
-            # The caller already holds one cancellation, and raises it.
-            continue
+    with _shield():
+        while not task.done() and (left := ends - clock()) > 0:
+            try:
+                await asyncio.wait({task}, timeout=left)
+            except asyncio.CancelledError:
+                # The caller already holds one cancellation, and raises it.
+                continue
     return task.done()
+
+
+def _shield() -> AbstractContextManager[Any]:
+    """Return anyio's own shield, where anyio is in use.
+
+    Its scopes would wake the waiting task at each turn of the event loop: a processor is busy until the store answers.
+    """
+    anyio = sys.modules.get("anyio")
+    return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 async def replied(coroutine: Coroutine[Any, Any, T], abandon: Callable[[], object] = bool) -> T:

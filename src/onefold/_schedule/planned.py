@@ -32,6 +32,9 @@ planned_here: ContextVar[datetime | None] = ContextVar("onefold_planned", defaul
 # The key of the call that is being made.
 _key: ContextVar[str] = ContextVar("onefold_planned_key")
 
+# The planned time that a caller has passed to a job which catches it in `**options`: no argument for the guard.
+_caught: ContextVar[dict[str, datetime]] = ContextVar("onefold_planned_caught")
+
 
 class Plan:
     """When a job is planned. Without slots its scheduler has to say so."""
@@ -104,9 +107,33 @@ def scheduled(
     def decorate(function: Callable[..., Any]) -> Any:
         joins = TX_NAME in inspect.signature(function).parameters
         way = guard.transactional if joins else guard.idempotent
-        return _planned(plan, way(operation, key=_key_of_call, policy=chosen, **options)(function))
+        called = _with_caught(function) if _catches_planned(inspect.signature(function)) else function
+        return _planned(plan, way(operation, key=_key_of_call, policy=chosen, **options)(called))
 
     return decorate
+
+
+def _catches_planned(signature: inspect.Signature) -> bool:
+    """Return whether a planned time that a caller passes is caught by `**options`, which takes any name."""
+    parameters = signature.parameters
+    return PLANNED_NAME not in parameters and any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _with_caught(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a job that gets the planned time only where its caller has passed it: it may hand all keywords on."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await function(*args, **kwargs, **_caught.get())
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, **_caught.get())
+
+    return called
 
 
 def _key_of_call(*_: Any, **__: Any) -> str:
@@ -135,6 +162,7 @@ class _Call:
         self._plan = plan
         self._signature = signature
         self._takes_planned = PLANNED_NAME in signature.parameters
+        self._catches_planned = _catches_planned(signature)
         self._keep = keep
 
     @contextmanager
@@ -146,6 +174,8 @@ class _Call:
         if self._takes_planned:
             bound = self._signature.bind_partial(*args, **kwargs)
             passed = bound.arguments.get(PLANNED_NAME)
+        elif self._catches_planned:
+            passed = kwargs.pop(PLANNED_NAME, None)
         planned = self._plan.planned_time(passed)
         if not bypass:
             self._plan.check_late(planned, self._keep)
@@ -153,9 +183,11 @@ class _Call:
             bound.arguments[PLANNED_NAME] = planned
             args, kwargs = bound.args, bound.kwargs
         token = _key.set(text_of(planned))
+        caught = _caught.set({} if passed is None or self._takes_planned else {PLANNED_NAME: planned})
         try:
             yield args, kwargs
         finally:
+            _caught.reset(caught)
             _key.reset(token)
 
 

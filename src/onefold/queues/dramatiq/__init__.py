@@ -61,6 +61,11 @@ class OnefoldActor(dramatiq.Actor[Any, Any]):
         except FRAMEWORK.interrupts as error:
             # An async actor was cancelled in its own loop.
             ended = self.job.interrupted(call, error)
+        except RuntimeError as error:
+            # The same, but its store did not answer, and Dramatiq waits a second for the end of the coroutine.
+            if call.begun or not isinstance(error.__cause__, FRAMEWORK.interrupts):
+                raise
+            ended = self.job.interrupted(call, error.__cause__)
         return dramatiq_messages.settled(self, received, call, ended)
 
     def message_with_options(self, *, args: Any = (), kwargs: Any = None, **options: Any) -> Any:

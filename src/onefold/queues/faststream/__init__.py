@@ -25,8 +25,8 @@ from onefold._model.policy import check_fields
 from onefold.durations import Duration, seconds
 from onefold.events import tell_sent
 from onefold.queues._shared.consumer import MissingKeyRule
-from onefold.queues._shared.jobs.handler import GuardedJob
-from onefold.queues._shared.verdict import HELD_DELAY
+from onefold.queues._shared.jobs.handler import Ended, GuardedJob, JobCall
+from onefold.queues._shared.verdict import HELD_DELAY, of_interrupt
 from onefold.queues.keys import Key, KeyOf, PayloadOf, checked, checked_payload, with_key
 
 try:
@@ -137,7 +137,7 @@ async def _delivered(
         if problem is not None:
             ended = problem
         elif job.is_async:
-            ended = await job.deliver_async(call)
+            ended = await _awaited(job, call)
         else:
             ended = await asyncio.to_thread(job.deliver, call)
         step = rules.after(delivery, call, ended, clock() - since)
@@ -153,6 +153,20 @@ async def _delivered(
                 raise step.error
             case _:
                 times += step.is_limited
+
+
+async def _awaited(job: GuardedJob, call: JobCall) -> Ended:
+    """Await a handler once. One that raises a cancellation which nobody has asked for is tried again later.
+
+    FastStream would settle nothing, and the subscription of NATS would end.
+    """
+    try:
+        return await job.deliver_async(call)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return Ended(of_interrupt(error))
 
 
 def _check_order(handler: object, operation: str) -> None:
