@@ -378,8 +378,9 @@ def _shield() -> AbstractContextManager[Any]:
 
     Its scopes would wake the waiting task at each turn of the event loop: a processor is busy until the store answers.
     """
-    anyio = sys.modules.get("anyio")
-    return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+    # Another thread may be importing it right now.
+    scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
+    return nullcontext() if scope is None else scope(shield=True)
 
 
 async def replied(coroutine: Coroutine[Any, Any, T], abandon: Callable[[], object] = bool) -> T:

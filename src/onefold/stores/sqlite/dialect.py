@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,6 +128,9 @@ def _numbered(statement: str, names: Sequence[str], literals: Mapping[str, str] 
     """
     return put(statement, lambda name: literals.get(name) or f"?{names.index(name) + 1}")
 
+
+# Python 3.12 to 3.12.3 takes numbered values for named ones, and warns of each.
+TAKES_NUMBERS: Final = not (3, 12) <= sys.version_info < (3, 12, 4)
 
 # The statements of nearly every delivery, each with the order of its values: they look an address up, claim it, and end
 # the claim.

@@ -23,6 +23,7 @@ from onefold.stores.sqlite.dialect import (
     INSERT_NEW,
     LOOK,
     LOOK_DONE,
+    TAKES_NUMBERS,
     MARK,
     SQLITE,
 )
@@ -56,7 +57,8 @@ class Records:
         # As the flow of `SQLITE.claim` begins, without it: nearly every claim is the first one of its address, which
         # `INSERT_NEW` writes.
         if (
-            replacing is None
+            TAKES_NUMBERS
+            and replacing is None
             and entry.state is RUNNING
             and entry.attempt == 1
             and entry.notes is None
@@ -94,7 +96,8 @@ class Records:
 
     def finish(self, claim: Claim, ending: Ending) -> bool:
         # As `SQLITE.finish`, without its flow: nearly every ending is that of a run that has returned.
-        if ending.state is not DONE or ending.omitted or ending.notes is not None or ending.remark:
+        is_plain = ending.state is DONE and not ending.omitted and ending.notes is None and not ending.remark
+        if not (TAKES_NUMBERS and is_plain):
             return run(SQLITE.finish(claim, ending), self)
         address, ttl, result = claim.address, ending.ttl, ending.result
         values = (
@@ -135,6 +138,8 @@ class Records:
     def read(self, address: Address) -> Record | None:
         # As `SQLITE.read`, without its flow, by a statement with numbered values: every delivery comes here, and half
         # of the time would be ours.
+        if not TAKES_NUMBERS:
+            return run(SQLITE.read(address), self)
         cursor = self.connection.cursor()
         cursor.row_factory = None
         rows = cursor.execute(LOOK, (self._clock(), address.scope, address.operation, address.key)).fetchall()
@@ -142,6 +147,8 @@ class Records:
 
     def find_done(self, address: Address) -> DoneRow | None:
         """Return what a replay needs of a record that is done and has no notes; None if there is none."""
+        if not TAKES_NUMBERS:
+            return None
         found = self.connection.execute(
             LOOK_DONE, (self._clock(), address.scope, address.operation, address.key)
         ).fetchall()
