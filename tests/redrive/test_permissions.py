@@ -17,8 +17,8 @@ from onefold.queues._shared.consumer import AsyncConsuming, Consuming
 from onefold.queues._shared.verdict import ACK, Later, Never, Verdict
 from onefold.queues.keys import Message, field, header
 from onefold.redrive.letters import Letter, NotSent
-from onefold.redrive.permissions import Permissions
-from onefold.stores.base import Address
+from onefold.redrive.permissions import Permissions, in_its_store
+from onefold.stores.base import Address, Query
 from onefold.stores.memory import MemoryStore
 from tests.queues.kafka_tools import AsyncWorker, Worker
 from tests.wallet import add, balance, create
@@ -345,6 +345,35 @@ def test_a_bypass_that_has_run_is_done_although_its_permission_cannot_be_marked(
         assert [consuming.deliver(one, one) for one in (message(), asking, asking)] == [ACK] * 3
 
     assert len(runs) == 2
+
+
+def test_a_record_that_a_letter_names_is_read_at_once_and_others_are_looked_for_once() -> None:
+    class Counting(MemoryStore):
+        pages = 0
+
+        def browse(self, query: Query, limit: int) -> list[Record]:
+            self.pages += 1
+            return super().browse(query, limit)
+
+    store = Counting()
+    with Guard(store) as guard:
+        for number in range(3):
+            guard.run("charge", f"pay-{number}", lambda: None, scope="acme")
+        guard.run("charge", "pay-1", lambda: None)
+    checked = in_its_store(lambda _letter: {}, store)
+    about = {"x-onefold-operation": "charge"}
+
+    def of(key: str, scope: str = "", **more: str) -> Letter:
+        return Letter("1", b"", {**letter(key, scope).headers, **about, **more}, "charges", 0.0)
+
+    checked(of("pay-1", **{"idempotency-key": "pay-1"}))
+    assert store.pages == 0
+    for number in range(3):
+        checked(of(f"pay-{number}", "acme", **{"idempotency-key": f"pay-{number}"}))
+    assert store.pages == 1
+    with pytest.raises(NotSent, match="no record of its operation, charge, with its digest"):
+        checked(of("pay-9", **{"idempotency-key": "pay-9"}))
+    assert store.pages == 1
 
 
 def test_a_letter_without_a_digest_gets_no_permission() -> None:

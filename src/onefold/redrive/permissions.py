@@ -20,9 +20,10 @@ from onefold._model.remarks import as_part
 from onefold.durations import seconds
 from onefold.maintenance.pages import records
 from onefold.queues._shared.bypasses import BYPASS_HEADER, permission
-from onefold.redrive.letters import Letter, NotSent
+from onefold.queues.keys import KEY_HEADER
+from onefold.redrive.letters import Letter, NotSent, text
 from onefold.redrive.sending import Headers
-from onefold.stores.base import Browsable, Entry, Query, Store
+from onefold.stores.base import Address, Browsable, Entry, Query, Store
 
 # Longer than a message waits in most queues. One whose permission is gone is delivered as a duplicate.
 KEEP: Final = seconds("90d", "keep")
@@ -78,11 +79,18 @@ def in_its_store(allow: Headers, store: Store) -> Headers:
         # A store that cannot be asked is believed.
         if letter.digest and isinstance(store, Browsable):
             known = found.setdefault(letter.operation, Digests(store, letter.operation))
-            if letter.digest not in known:
+            if not _is_named(letter, store) and letter.digest not in known:
                 raise NotSent(NOT_ITS_STORE.format(operation=letter.operation))
         return allow(letter)
 
     return checked
+
+
+def _is_named(letter: Letter, store: Store) -> bool:
+    """Return whether the store has the record that a letter's header names: one read, where a digest may need many."""
+    where = Address("", letter.operation, text(letter.headers.get(KEY_HEADER, "")))
+    found = store.read(where) if where.digest == letter.digest else None
+    return found is not None and not found.is_expired
 
 
 class Digests:
