@@ -56,6 +56,16 @@ class TestSQS:
         assert f"it says that it came from payouts, and SQS has moved it from {sqs_place.origin}" in said.stderr
         assert sqs_place.redrive("--send", "--back-to", sqs_place.origin).exit_code == 0
 
+    def test_the_dead_letters_by_their_url_are_no_place_to_send_them_to(self, sqs_place: Sqs) -> None:
+        sqs_place.bury("one", b"one")
+
+        said = sqs_place.redrive("--send", "--back-to", sqs_place.urls[sqs_place.dead])
+
+        assert said.exit_code == 1
+        assert "these are the dead letters themselves" in said.stderr
+        (listed,) = sqs_place.json()["messages"]
+        assert listed["to"] == sqs_place.origin
+
     def test_a_queue_that_is_named_in_bytes_is_one_too(self, sqs_place: Sqs) -> None:
         origin = {"DataType": "Binary", "BinaryValue": sqs_place.origin.encode()}
         url = sqs_place.urls[sqs_place.dead]

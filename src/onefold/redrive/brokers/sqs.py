@@ -49,6 +49,9 @@ WINDOW: Final = 300.0
 IN_WINDOW: Final = "its queue drops its deduplication id for five minutes: try again when they are over"
 FIFO: Final = ".fifo"
 
+# A queue has a name and a URL.
+THEMSELVES: Final = "these are the dead letters themselves: it would only lose its reason"
+
 TWO_ORIGINS: Final = "it says that it came from {}, and SQS has moved it from {}: name the place with --back-to"
 
 
@@ -120,6 +123,8 @@ class Letters:
                 url = self._url_of(to)
         except BrokerLost:
             raise NotSent(f"there is no queue {to}") from None
+        if url == self._url:
+            raise NotSent(THEMSELVES)
         ids = _ids(letter, headers) if url.endswith(FIFO) else {}
         # What is sent in the second in which this began, and fails at once, would look like an older letter.
         time.sleep(max(0.0, self._over - time.monotonic()))
