@@ -49,6 +49,8 @@ WINDOW: Final = 300.0
 IN_WINDOW: Final = "its queue drops its deduplication id for five minutes: try again when they are over"
 FIFO: Final = ".fifo"
 
+GONE: Final = "ReceiptHandleIsInvalid"
+
 # A queue has a name and a URL.
 THEMSELVES: Final = "these are the dead letters themselves: it would only lose its reason"
 
@@ -139,7 +141,12 @@ class Letters:
 
     def remove(self, letter: Letter) -> None:
         with _told(self._name):
-            self._client.delete_message(QueueUrl=self._url, ReceiptHandle=letter.native["ReceiptHandle"])
+            try:
+                self._client.delete_message(QueueUrl=self._url, ReceiptHandle=letter.native["ReceiptHandle"])
+            except ClientError as error:
+                # It is gone: the client has asked again after a lost reply, or somebody else has removed it.
+                if _code(error) != GONE:
+                    raise
         self._hidden.pop(letter.position, None)
 
     def close(self) -> None:
