@@ -118,7 +118,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Brokers are examined in the words of the doctor.
     "lint": PUBLIC | {"config", "health", "stores"},
     # Which headers the dead letters of each broker have is known to their adapters.
-    "redrive": PUBLIC | {"_model", "queues._shared"},
+    "redrive": PUBLIC | {"_model", "maintenance", "queues._shared", "queues.keys"},
     "redrive.brokers": PUBLIC
     | {"queues._kafka", "queues._nats", "queues._rabbitmq", "queues._redis_streams", "queues._shared", "queues._sqs"}
     | {"queues.keys", "redrive"},

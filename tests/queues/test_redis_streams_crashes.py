@@ -395,6 +395,29 @@ class TestLostConnections:
         assert fault.reached.is_set()
         assert [one.times_delivered for one in handle.calls] == [1, 2]
 
+    def test_an_entry_that_is_deleted_is_handled_to_its_end_although_the_answer_about_it_is_lost(
+        self, kind: Kind, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The question itself settles what was deleted: whoever asks again finds it with nobody."""
+        monkeypatch.setattr("onefold.queues._redis_streams.consumer.FAILED_DELAY", 0.01)
+        handle = Handled(failures=99)
+
+        def failing(delivery: Delivery) -> None:
+            with environment.server as server:
+                server.xtrim(environment.stream, maxlen=0)
+            handle(delivery)
+
+        environment.send_keyed("pay-1", b"4200")
+
+        with Proxy(environment.url) as proxy:
+            fault = proxy.cut_after(b"RETRYCOUNT")
+            with Worker(kind, environment, "memory:", failing, url=proxy.url(), client=ONCE, attempts=2, min_idle="1h"):
+                letter = environment.letter()
+
+        assert fault.reached.is_set()
+        assert len(handle.calls) == 2
+        assert letter[b"body"] == b"4200"
+
     @on_both
     def test_a_handler_outlives_its_server_and_the_loop_goes_on(
         self, side: tuple[Kind, str], path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture

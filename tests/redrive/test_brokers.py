@@ -23,9 +23,9 @@ from tests.support import eventually
 
 
 def consumed_by(place: Place, store: str) -> None:
-    """Make this the store of the consumer: it has a record of the operation."""
+    """Make this the store of the consumer: it has a record of the message."""
     with Guard(store) as guard:
-        guard.run(place.operation, "another", lambda: None)
+        guard.run(place.operation, "one", lambda: None)
 
 
 class TestRabbitMQ:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
+import signal
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,3 +110,23 @@ class TestNATS:
         dead.close()
 
         assert loop.is_closed()
+
+    def test_an_interrupt_before_a_request_has_begun_is_an_interrupt_and_no_warning(self, nats_place: Nats) -> None:
+        nats_place.bury("one", b"one")
+
+        def interrupted(loop: asyncio.AbstractEventLoop, story: Any, **options: Any) -> asyncio.Task[Any]:
+            loop.call_soon(signal.raise_signal, signal.SIGINT)
+            return asyncio.Task(story, loop=loop, **options)
+
+        dead: Any = open_letters(nats_place.broker, nats_place.dead)
+        loop = dead._runner.get_loop()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            loop.set_task_factory(interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(dead.letters())
+            loop.set_task_factory(None)
+            gc.collect()
+        dead.close()
+
+        assert [str(one.message) for one in told] == []

@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from onefold import AsyncGuard, Guard, MissingKey, Record, RecordColumn, StoreUnavailable, UsageError, load
 from onefold.queues._kafka.messages import Unreadable
-from onefold.queues._shared.bypasses import BYPASS_HEADER, apart, apart_async, permission
+from onefold.queues._shared.bypasses import BYPASS_HEADER, OPERATION, apart, apart_async, permission
 from onefold.queues._shared.consumer import AsyncConsuming, Consuming
 from onefold.queues._shared.verdict import ACK, Later, Never, Verdict
 from onefold.queues.keys import Message, field, header
 from onefold.redrive.letters import Letter, NotSent
-from onefold.redrive.permissions import Permissions
-from onefold.stores.base import Address
+from onefold.redrive.permissions import Permissions, in_its_store
+from onefold.stores.base import Address, Query
 from onefold.stores.memory import MemoryStore
 from tests.queues.kafka_tools import AsyncWorker, Worker
 from tests.wallet import add, balance, create
@@ -264,6 +265,115 @@ def test_the_longest_who_and_why_are_the_name_of_a_bypass(url: str) -> None:
     shop.deliver(message(), message(x_onefold_bypass=headers[BYPASS_HEADER]))
 
     assert shop.runs == 2
+
+
+@pytest.mark.parametrize("with_tx", [False, True])
+def test_a_permission_is_used_up_even_if_the_history_has_forgotten_its_name(
+    url: str, *, is_async: bool, with_tx: bool
+) -> None:
+    asking = message(x_onefold_bypass=allowed(url)[BYPASS_HEADER])
+    shop = Shop(url, is_async=is_async, with_tx=with_tx)
+    assert shop.deliver(message(), asking) == [ACK, ACK]
+    with Guard(url) as guard:
+        found = guard.store.read(Address("", "charge", "pay-1"))
+        assert found is not None
+        guard.store.claim(msgspec.structs.replace(found, remark="").as_entry(b"t" * 16), replacing=found)
+
+    again = Shop(url, is_async=is_async, with_tx=with_tx)
+    assert again.deliver(asking, asking) == [ACK, ACK]
+
+    assert (shop.runs, again.runs) == (2, 0)
+
+
+def test_a_permission_that_is_used_up_runs_nothing_when_its_record_is_gone(url: str, *, is_async: bool) -> None:
+    asking = message(x_onefold_bypass=allowed(url)[BYPASS_HEADER])
+    Shop(url, is_async=is_async).deliver(message(), asking)
+    with Guard(url) as guard:
+        assert guard.forget("charge", "pay-1")
+    # Whoever repeats the redrive does not make it a new one.
+    allowed(url)
+
+    shop = Shop(url, is_async=is_async)
+    refused, plain = shop.deliver(asking, message())
+
+    assert isinstance(refused, Never)
+    assert "its bypass has run before, and its record is gone" in refused.reason
+    assert (plain, shop.runs) == (ACK, 1)
+
+
+def test_another_payload_under_a_permission_that_is_used_up_is_refused_and_not_absorbed(url: str) -> None:
+    ticket = allowed(url)[BYPASS_HEADER]
+    shop = Shop(url, is_async=False, payload=lambda found: found.body)
+    asking = message(x_onefold_bypass=ticket)
+
+    *done, other = shop.deliver(message(), asking, Message(b"other", asking.headers))
+
+    assert done == [ACK, ACK]
+    assert isinstance(other, Never)
+    assert shop.runs == 2
+
+
+def test_a_bypass_that_fails_does_not_use_up_its_permission(url: str) -> None:
+    asking = message(x_onefold_bypass=allowed(url)[BYPASS_HEADER])
+    runs: list[Any] = []
+
+    def handle(_message: Any) -> None:
+        runs.append(None)
+        if len(runs) == 2:
+            raise ValueError
+
+    with Guard(url) as guard:
+        consuming = Consuming(guard, "charge", handle, key=header())
+        verdicts = [consuming.deliver(one, one) for one in (message(), asking, asking, asking)]
+
+    assert [one == ACK for one in verdicts] == [True, False, True, True]
+    assert len(runs) == 3
+
+
+def test_a_bypass_that_has_run_is_done_although_its_permission_cannot_be_marked() -> None:
+    class Failing(MemoryStore):
+        def claim(self, entry: Any, *, replacing: Record | None = None) -> Any:
+            if replacing is not None and entry.address.operation == OPERATION:
+                raise StoreUnavailable("the store is down")
+            return super().claim(entry, replacing=replacing)
+
+    store, runs = Failing(), list[Any]()
+    asking = message(x_onefold_bypass=Permissions(store, "maria", "INC-7").allow(letter())[BYPASS_HEADER])
+    with Guard(store) as guard:
+        consuming = Consuming(guard, "charge", runs.append, key=header())
+
+        assert [consuming.deliver(one, one) for one in (message(), asking, asking)] == [ACK] * 3
+
+    assert len(runs) == 2
+
+
+def test_a_record_that_a_letter_names_is_read_at_once_and_others_are_looked_for_once() -> None:
+    class Counting(MemoryStore):
+        pages = 0
+
+        def browse(self, query: Query, limit: int) -> list[Record]:
+            self.pages += 1
+            return super().browse(query, limit)
+
+    store = Counting()
+    with Guard(store) as guard:
+        for number in range(3):
+            guard.run("charge", f"pay-{number}", lambda: None, scope="acme")
+        guard.run("charge", "pay-1", lambda: None)
+    checked = in_its_store(lambda _letter: {}, store)
+    about = {"x-onefold-operation": "charge"}
+
+    def of(key: str, scope: str = "", **more: str) -> Letter:
+        return Letter("1", b"", {**letter(key, scope).headers, **about, **more}, "charges", 0.0)
+
+    checked(of("pay-1", **{"idempotency-key": "pay-1"}))
+    assert store.pages == 0
+    for number in range(3):
+        checked(of(f"pay-{number}", "acme", **{"idempotency-key": f"pay-{number}"}))
+    assert store.pages == 1
+    with pytest.raises(NotSent, match="no record of its operation, charge, with its digest"):
+        checked(of("pay-9", **{"idempotency-key": "pay-9"}))
+    assert store.pages == 1
 
 
 def test_a_letter_without_a_digest_gets_no_permission() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pika
@@ -16,6 +17,7 @@ from tests.queues.rabbitmq_tools import EXPIRES
 from tests.redrive.killed import Stopping
 from tests.redrive.test_redrive import Effects
 from tests.redrive.tools import REASON, Rabbit, letter_facts
+from tests.support import eventually
 
 
 class TestRabbitMQ:
@@ -55,6 +57,24 @@ class TestRabbitMQ:
         assert properties.headers[b"\xff\xfe"] == "caf\xe9"
         rabbit.deliver(store, effects, 2)
         assert effects.done == [b"one", b"two"]
+
+    def test_a_letter_that_the_client_cannot_read_is_named_and_those_before_it_can_be_sent(
+        self, rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A queue may bury it by itself, with headers of somebody else's client."""
+        rabbit.bury("one", b"one")
+        with monkeypatch.context() as patched:
+            # After the year 9999.
+            patched.setattr("pika.data.calendar.timegm", lambda _: 2**62)
+            self.bury(rabbit, b"two", {"x-expires": datetime.now(UTC)})
+
+        said = rabbit.redrive("--send", "--matching", "no such reason")
+
+        assert (said.exit_code, said.stdout) == (1, "")
+        assert "while it read letter 2. If it is the same one each time, the client cannot read it" in said.stderr
+        assert eventually(lambda: rabbit.queues.count(rabbit.dead) == 2)
+        assert rabbit.redrive("--send", "--limit", "1").exit_code == 0
+        assert rabbit.queues.count() == 1
 
     def test_a_connection_that_is_lost_at_the_end_is_no_traceback(
         self, rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch

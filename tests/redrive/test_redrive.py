@@ -247,11 +247,13 @@ def test_a_store_that_is_not_the_consumers_is_noticed_and_the_letter_stays(place
     other = f"sqlite:///{tmp_path / 'other.db'}"
     with Guard(other) as guard:
         guard.run("another", "pay-1", lambda: None)
+        # Such as that of another stage, which has the same operations.
+        guard.run(place.operation, "pay-2", lambda: None)
 
     said = place.redrive("--send", "--bypass", *WHY, "--store", other)
 
     assert (said.exit_code, place.listed()) == (1, 1)
-    assert f"--store has no record of the operation {place.operation}: name the store of its consumer" in said.stderr
+    assert f"--store has no record of its operation, {place.operation}, with its digest: name the store" in said.stderr
 
 
 def test_dead_letters_that_do_not_exist_are_one_line(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -55,6 +56,27 @@ class TestSQS:
         assert said.exit_code == 1
         assert f"it says that it came from payouts, and SQS has moved it from {sqs_place.origin}" in said.stderr
         assert sqs_place.redrive("--send", "--back-to", sqs_place.origin).exit_code == 0
+
+    def test_the_dead_letters_by_their_url_are_no_place_to_send_them_to(self, sqs_place: Sqs) -> None:
+        sqs_place.bury("one", b"one")
+
+        said = sqs_place.redrive("--send", "--back-to", sqs_place.urls[sqs_place.dead])
+
+        assert said.exit_code == 1
+        assert "these are the dead letters themselves" in said.stderr
+        (listed,) = sqs_place.json()["messages"]
+        assert listed["to"] == sqs_place.origin
+
+    def test_a_letter_that_is_removed_again_after_a_lost_reply_is_removed(self, sqs_place: Sqs) -> None:
+        sqs_place.bury("one", b"one")
+        with closing(open_letters(sqs_place.broker, sqs_place.dead)) as dead:
+            (letter,) = dead.letters()
+
+            # As the client does by itself.
+            dead.remove(letter)
+            dead.remove(letter)
+
+        assert sqs_place.listed() == 0
 
     def test_a_queue_that_is_named_in_bytes_is_one_too(self, sqs_place: Sqs) -> None:
         origin = {"DataType": "Binary", "BinaryValue": sqs_place.origin.encode()}

@@ -37,6 +37,8 @@ AT = ["--broker", "amqp://localhost:1", "--dead-letters", "dead"]
         ([*AT, "--show", "1", "--send"], "--show prints one message, and --send sends"),
         ([*AT, "--body"], "--body is for --show"),
         ([*AT, "--back-to", "dead", "--send"], "--back-to names the dead letters themselves"),
+        # Such as a variable of the shell that is not set.
+        ([*AT, "--back-to", "", "--send"], "--back-to names no place"),
         ([*AT, "--reason", "x"], "are for --bypass"),
         ([*AT, "--by", "x"], "are for --bypass"),
         ([*AT, "--store", "memory:"], "are for --bypass"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,10 +18,12 @@ from onefold import Record, State, UsageError
 from onefold._model import TOKEN_BYTES
 from onefold._model.remarks import as_part
 from onefold.durations import seconds
+from onefold.maintenance.pages import records
 from onefold.queues._shared.bypasses import BYPASS_HEADER, permission
-from onefold.redrive.letters import Letter, NotSent
+from onefold.queues.keys import KEY_HEADER
+from onefold.redrive.letters import Letter, NotSent, text
 from onefold.redrive.sending import Headers
-from onefold.stores.base import Browsable, Entry, Query, Store
+from onefold.stores.base import Address, Browsable, Entry, Query, Store
 
 # Longer than a message waits in most queues. One whose permission is gone is delivered as a duplicate.
 KEEP: Final = seconds("90d", "keep")
@@ -32,8 +34,8 @@ REASON_MAX: Final = 110
 
 NO_DIGEST: Final = "it has no digest of a key, so no bypass can be allowed for it"
 NOT_ITS_STORE: Final = (
-    "--store has no record of the operation {operation}: name the store of its consumer; or, if nothing of it has run "
-    "yet, send it without --bypass"
+    "--store has no record of its operation, {operation}, with its digest: name the store of its consumer; or, if it "
+    "has not run yet, or its record is gone, send it without --bypass"
 )
 
 
@@ -67,22 +69,44 @@ class Permissions:
 
 
 def in_its_store(allow: Headers, store: Store) -> Headers:
-    """Return `allow` for letters whose operation the store has a record of.
+    """Return `allow` for letters whose record the store has.
 
     In another store their consumer would not find the permission, and would absorb the message.
     """
-    known: dict[str, bool] = {}
+    found: dict[str, Digests] = {}
 
     def checked(letter: Letter) -> Mapping[str, str]:
-        operation = letter.operation
-        if operation not in known:
-            # A store that cannot be asked is believed.
-            known[operation] = not isinstance(store, Browsable) or bool(store.browse(Query(operation=operation), 1))
-        if letter.digest and not known[operation]:
-            raise NotSent(NOT_ITS_STORE.format(operation=operation))
+        # A store that cannot be asked is believed.
+        if letter.digest and isinstance(store, Browsable):
+            known = found.setdefault(letter.operation, Digests(store, letter.operation))
+            if not _is_named(letter, store) and letter.digest not in known:
+                raise NotSent(NOT_ITS_STORE.format(operation=letter.operation))
         return allow(letter)
 
     return checked
+
+
+def _is_named(letter: Letter, store: Store) -> bool:
+    """Return whether the store has the record that a letter's header names: one read, where a digest may need many."""
+    where = Address("", letter.operation, text(letter.headers.get(KEY_HEADER, "")))
+    found = store.read(where) if where.digest == letter.digest else None
+    return found is not None and not found.is_expired
+
+
+class Digests:
+    """The digests of an operation's records, which are read once, and as far as necessary: no store knows a digest."""
+
+    def __init__(self, store: Browsable, operation: str) -> None:
+        self._seen: set[str] = set()
+        self._unseen: Iterator[str] = (one.address.digest for one in records(store, Query(operation=operation)))
+
+    def __contains__(self, digest: str) -> bool:
+        while digest not in self._seen:
+            one = next(self._unseen, None)
+            if one is None:
+                return False
+            self._seen.add(one)
+        return True
 
 
 def moment() -> str:

@@ -133,6 +133,8 @@ def redrive(
     wanted = Wanted(matching, operation, _digests(digest), *ages, limit)
     if not dead_letters:
         raise Refusal("which dead letters? Pass --dead-letters NAME, such as charges.dead", WRONG_USAGE)
+    if back_to == "":
+        raise Refusal("--back-to names no place: leave it out to send each to where it came from", WRONG_USAGE)
     if back_to == dead_letters:
         raise Refusal("--back-to names the dead letters themselves: a message would only lose its reason", WRONG_USAGE)
     url = _broker(broker)

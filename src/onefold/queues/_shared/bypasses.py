@@ -3,20 +3,26 @@
 The header of the message only points to a permission. The permission is a record in the guard's own store, at an
 address made of the digest of the message's record and the header: a sender who invents the header, or copies it to
 another message, is not obeyed. The permission has a name, under which one message runs to its end once, however often
-it is delivered.
+it is delivered: the name is in the history of the message's record, and then the permission says that it is used up.
+Whoever dies in between leaves the first of both.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from onefold import MissingKey
+import msgspec
+
+from onefold import MissingKey, Record
 from onefold._concurrency.generators import Flow, run, run_async
-from onefold.queues._shared.verdict import Verdict
+from onefold._model import TOKEN_BYTES
+from onefold._model.remarks import BEFORE
+from onefold.queues._shared.verdict import Never, Verdict
 from onefold.queues.keys import Message
 from onefold.stores.base import Address
 
@@ -27,6 +33,13 @@ BYPASS_HEADER: Final = "x-onefold-bypass"
 # Reserved: no handler may have this name. With a scope of its own, because the scopes of guards are not known to
 # whoever writes a permission.
 OPERATION: Final = "onefold-bypass"
+
+# Behind the name in the remark of a permission, so that workers of an earlier version still find the name.
+USED_UP: Final = "used up"
+
+GONE: Final = Never(
+    "its bypass has run before, and its record is gone: send it back without --bypass if it has to run yet another time"
+)
 
 # Runs the handler for these deliveries; returns a verdict for each, or the awaitable of that.
 Deliver = Callable[[Sequence[Any]], Any]
@@ -47,11 +60,11 @@ def asks(message: Message) -> bool:
         return False
 
 
-def bypass_of(guard: Any, message: Message, address: Address) -> Flow[bool | str]:
-    """Return the name of the bypass that a message asks for, and may have; False if it may not."""
+def permission_of(guard: Any, message: Message, address: Address) -> Flow[Record | None]:
+    """Return the permission for the bypass that a message asks for; None if it may not have it."""
     ticket = message.headers[BYPASS_HEADER]
     ticket = ticket.decode(errors="replace") if isinstance(ticket, bytes) else str(ticket)
-    found = None
+    found: Record | None = None
     if _TICKET.fullmatch(ticket):
         where = permission(address.digest, ticket)
         found = yield partial(guard.read, where.operation, where.key, scope=where.scope)
@@ -61,8 +74,23 @@ def bypass_of(guard: Any, message: Message, address: Address) -> Flow[bool | str
             address.operation,
             address.digest,
         )
-        return False
-    return str(found.latest_remark)
+        return None
+    return found
+
+
+def is_used_up(allowed: Record) -> bool:
+    """Return whether a message has run to its end under this permission."""
+    return USED_UP in allowed.history[1:]
+
+
+def use_up(guard: Any, allowed: Record) -> Flow[None]:
+    """Write that a message has run to its end under this permission. If that fails, its name is in the history."""
+    entry = allowed.as_entry(secrets.token_bytes(TOKEN_BYTES))
+    used = msgspec.structs.replace(entry, remark=f"{allowed.remark}{BEFORE}{USED_UP}")
+    try:
+        yield partial(guard.store.claim, used, replacing=allowed)
+    except Exception as error:  # noqa: BLE001 - the message is done
+        log.warning("a permission to bypass could not be marked as used up: %s", type(error).__name__)
 
 
 def apart(one: Deliver, many: Deliver, deliveries: Sequence[Any]) -> list[Verdict]:

@@ -16,7 +16,7 @@ from onefold import AsyncGuard, Guard, MissingKey, OutcomeUnknown, Policy, Recor
 from onefold._checks import with_article
 from onefold._concurrency.generators import Flow, run, run_async
 from onefold.health.first_use import first_use_of
-from onefold.queues._shared.bypasses import asks, bypass_of
+from onefold.queues._shared.bypasses import GONE, asks, is_used_up, permission_of, use_up
 from onefold.queues._shared.logs import address_of
 from onefold.queues._shared.options import WAIT, check, check_arguments, check_record, named_like, takes_tx
 from onefold.queues._shared.verdict import ACK, HandlerRaised, Never, Verdict, of_error, of_state
@@ -119,9 +119,18 @@ class _Prepared(Generic[G]):
             # A row of the caller's is in no table of ours.
             if not self._first_use.is_over and call.key is not None and self._record is None:
                 yield from self._first_use.check(self._guard, self._policy)
+            allowed = None
             if call.key is not None and asks(message):
-                call.bypass = yield from bypass_of(self._guard, message, self.address_of(message))
+                allowed = yield from permission_of(self._guard, message, self.address_of(message))
+            if allowed is not None and is_used_up(allowed):
+                # As a duplicate, which needs the record that it is one of.
+                if not (yield from self._has_record(call.key)):
+                    return GONE
+            elif allowed is not None:
+                call.bypass = allowed.latest_remark
             yield partial(self._run, call)
+            if allowed is not None and call.bypass and call.begun:
+                yield from use_up(self._guard, allowed)
         except MissingKey as error:
             return Never(str(error))
         except Exception as error:  # noqa: BLE001 - every error of a handler is a verdict
@@ -150,6 +159,10 @@ class _Prepared(Generic[G]):
         except Exception as error:  # noqa: BLE001 - a store that is down is a verdict too
             return of_error(error, begun=False) or HandlerRaised(error)
         return of_state(None if record is None else record.state.value)
+
+    def _has_record(self, key: Any) -> Flow[bool]:
+        record = yield partial(self._guard.read, self._operation, key)
+        return record is not None and not record.is_expired
 
     def _ended(self, handling: Any) -> Any:
         """Check what a handler has returned, or await it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -158,17 +158,13 @@ class Letters:
         place = (self._stream, letter.native.seq, letter.native.time, to, *headers.values())
         return "redrive." + hashlib.sha256(repr(place).encode()).hexdigest()[:32]
 
-    def _run(self, asked: Awaitable[T]) -> T:
+    def _run(self, asked: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._runner.run(_awaited(asked))
+            return self._runner.run(asked)
         except (APIError, NoStreamResponseError, BadSubjectError, BadHeaderError, MaxPayloadError):
             raise
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise BrokerLost(f"NATS was lost: {type(error).__name__}") from None
-
-
-async def _awaited(asked: Awaitable[T]) -> T:
-    return await asked
 
 
 def _letter(raw: Any) -> Letter:

@@ -39,6 +39,11 @@ THROUGH_EXCHANGE: Final = (
     "it came through the exchange {}, which may lead to other queues as well: name its own queue with --back-to"
 )
 
+# The client ends its connection at a value that it cannot read, such as a time after the year 9999.
+UNREAD: Final = (
+    "{}, while it read letter {}. If it is the same one each time, the client cannot read it: --limit stops before it, "
+    "and another client can remove it"
+)
 
 # A quorum queue counts each look at a message as a delivery, and drops what exceeds its limit.
 LOOKS: Final = 5
@@ -74,8 +79,11 @@ class Letters:
 
     def letters(self) -> Iterator[Letter]:
         for number in range(1, self._count + 1):
-            with _told():
-                method, properties, body = self._taking.basic_get(self._queue)
+            try:
+                with _told():
+                    method, properties, body = self._taking.basic_get(self._queue)
+            except BrokerLost as error:
+                raise BrokerLost(UNREAD.format(error, number)) from None
             if method is None or properties is None or body is None:
                 return
             yield _letter(f"{number}", method.delivery_tag or 0, properties, body)

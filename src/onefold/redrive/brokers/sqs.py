@@ -49,6 +49,11 @@ WINDOW: Final = 300.0
 IN_WINDOW: Final = "its queue drops its deduplication id for five minutes: try again when they are over"
 FIFO: Final = ".fifo"
 
+GONE: Final = "ReceiptHandleIsInvalid"
+
+# A queue has a name and a URL.
+THEMSELVES: Final = "these are the dead letters themselves: it would only lose its reason"
+
 TWO_ORIGINS: Final = "it says that it came from {}, and SQS has moved it from {}: name the place with --back-to"
 
 
@@ -120,6 +125,8 @@ class Letters:
                 url = self._url_of(to)
         except BrokerLost:
             raise NotSent(f"there is no queue {to}") from None
+        if url == self._url:
+            raise NotSent(THEMSELVES)
         ids = _ids(letter, headers) if url.endswith(FIFO) else {}
         # What is sent in the second in which this began, and fails at once, would look like an older letter.
         time.sleep(max(0.0, self._over - time.monotonic()))
@@ -134,7 +141,12 @@ class Letters:
 
     def remove(self, letter: Letter) -> None:
         with _told(self._name):
-            self._client.delete_message(QueueUrl=self._url, ReceiptHandle=letter.native["ReceiptHandle"])
+            try:
+                self._client.delete_message(QueueUrl=self._url, ReceiptHandle=letter.native["ReceiptHandle"])
+            except ClientError as error:
+                # It is gone: the client has asked again after a lost reply, or somebody else has removed it.
+                if _code(error) != GONE:
+                    raise
         self._hidden.pop(letter.position, None)
 
     def close(self) -> None:

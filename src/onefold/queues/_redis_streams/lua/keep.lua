@@ -7,7 +7,9 @@ for at = 4, #ARGV do
   local id = ARGV[at]
   local pending = redis.call('XPENDING', stream, group, id, id, 1, consumer)[1]
   if not pending then
-    kept[#kept + 1] = 0
+    -- A claim of what was deleted settles it. Whoever has not heard the answer asks again: it is nobody's then.
+    local is_gone = #redis.call('XPENDING', stream, group, id, id, 1) == 0 and #redis.call('XRANGE', stream, id, id) == 0
+    kept[#kept + 1] = is_gone and -1 or 0
   else
     local count = pending[4] + more
     local claimed = redis.call('XCLAIM', stream, group, consumer, 0, id, 'RETRYCOUNT', count, 'JUSTID')
