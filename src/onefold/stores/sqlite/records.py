@@ -23,9 +23,9 @@ from onefold.stores.sqlite.dialect import (
     INSERT_NEW,
     LOOK,
     LOOK_DONE,
-    TAKES_NUMBERS,
     MARK,
     SQLITE,
+    TAKES_NUMBERS,
 )
 
 # On Python 3.11 accessing an enum's members is slow.
