@@ -174,7 +174,8 @@ class Proxy:
             connection = _Connection(self, client, self._behind)
             with self._lock:
                 self._connections.append(connection)
-            connection.thread.start()
+                # Inside the lock: whoever cuts all connections waits for their threads.
+                connection.thread.start()
 
     # What the connections ask for.
 
