@@ -27,9 +27,10 @@ CACHE_BYTES: Final = 32 << 20
 # How many keys of one message are examined: an id that has more is not an id, and is reported as crowded.
 SEEN_MAX: Final = 1_000
 
-_TABLES: Final = """
+_TABLES: Final = f"""
 CREATE TABLE line (
-    hop TEXT, key TEXT, ts REAL, scope TEXT, delivery TEXT, request TEXT, producer TEXT, hour INTEGER
+    hop TEXT, key TEXT, ts REAL, scope TEXT, delivery TEXT, request TEXT, producer TEXT,
+    hour INTEGER AS (CAST(ts / {HOUR} AS INTEGER)) STORED
 );
 CREATE TABLE leak (
     kind TEXT, hop TEXT, ts REAL, before TEXT, after TEXT, previous TEXT, id TEXT,
@@ -37,7 +38,7 @@ CREATE TABLE leak (
 ) WITHOUT ROWID;
 """
 
-_ADD: Final = f"INSERT INTO line VALUES (?1, ?2, ?3, coalesce(?4, ''), ?5, ?6, ?7, CAST(?3 / {HOUR} AS INTEGER))"
+_ADD: Final = "INSERT INTO line VALUES (?, ?, ?, coalesce(?, ''), ?, ?, ?)"
 
 # A temporary database needs no journal, and nothing in it has to be overwritten.
 _SETTINGS: Final = (
