@@ -436,7 +436,7 @@ def test_an_operation_that_is_interrupted_gives_no_connection_back(url: str) -> 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        idle = list(store._pool._known_share().idle)  # type: ignore[attr-defined]
+        idle = list(store._pool.known_share().idle)  # type: ignore[attr-defined]
         assert await store.extend(Claim(Address("", "charge", "other"), TOKEN, 30.0, 90.0))
         await store.aclose()
         return idle

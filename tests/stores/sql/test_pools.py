@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 import pytest
 
 from onefold import Guard, StoreUnavailable
-from onefold.stores.sql import pool as _sql_pool
 from onefold.stores.sql.connection import TransactionStatus
 from onefold.stores.sql.pool import AsyncPool, AsyncReserve, Pool
 from onefold.stores.sql.pool import slots as _slots
+from onefold.stores.sql.pool import threads as _threads
 from tests.support import PATIENCE, Elsewhere, eventually
 
 # What `threading` has written in Python is interrupted, too.
-OURS = {_slots.__file__, _sql_pool.__file__, threading.__file__}
+OURS = {_slots.__file__, _threads.__file__, threading.__file__}
 
 T = TypeVar("T")
 
@@ -270,3 +270,88 @@ def test_another_process_leaves_all_of_them_alone(loops: Loops, monkeypatch: pyt
     loops.run(0, pool.drop_idle())
 
     assert [conn.closed for conn in opened.connections] == [0, 0, 1]
+
+
+async def hold(pool: AsyncPool, came: list[int], number: int) -> None:
+    async with pool.acquire():
+        came.append(number)
+        await asyncio.sleep(0)
+
+
+def test_tasks_that_wait_for_a_connection_get_it_in_the_order_in_which_they_came() -> None:
+    pool, came = AsyncPool(Opened(), size=2), list[int]()
+
+    async def story() -> None:
+        async with pool.acquire(), pool.acquire():
+            tasks = [asyncio.ensure_future(hold(pool, came, number)) for number in range(6)]
+            await asyncio.sleep(0)
+            assert came == []
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+
+    assert came == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_task_that_waits_in_vain_is_told_and_costs_no_connection() -> None:
+    pool = AsyncPool(Opened(), size=1, patience=0.01)
+
+    async def story() -> None:
+        async with pool.acquire():
+            with pytest.raises(StoreUnavailable, match="all 1 connections"):
+                await use_async(pool)
+            with pytest.raises(StoreUnavailable, match=r"no connection within 0\.001s, an eighth"):
+                async with pool.soon(0.001):
+                    pass
+        await use_async(pool)
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_opens_too_slowly_for_an_ending_is_told_and_costs_no_place() -> None:
+    opened, silent = Opened(), asyncio.Event()
+
+    async def connect() -> Any:
+        if not opened.connections:
+            await silent.wait()
+        return await opened()
+
+    pool = AsyncPool(connect, size=1)
+
+    async def story() -> None:
+        with pytest.raises(StoreUnavailable, match=r"no connection within 0\.01s, an eighth"):
+            async with pool.soon(0.01):
+                pass
+        silent.set()
+        await use_async(pool)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_task_that_is_cancelled_as_it_waits_or_is_served_leaves_its_place_to_the_next(
+    moment: int, times: int
+) -> None:
+    """The first moment is before it stands in line, the last one when it has its connection."""
+    pool, came = AsyncPool(Opened(), size=1), list[int]()
+
+    async def story() -> None:
+        async with pool.acquire():
+            first, second = (asyncio.ensure_future(hold(pool, came, number)) for number in range(2))
+            if moment > 0:
+                await asyncio.sleep(0)
+            if moment == 1:
+                first.cancel()
+        # Its place was handed over here, and it does not know yet.
+        if moment > 2:
+            await asyncio.sleep(0)
+        for _ in range(times):
+            first.cancel()
+        await asyncio.wait({first, second})
+        assert first.cancelled()
+        await use_async(pool)
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+    assert came == ([0, 1] if moment == 3 else [1])

@@ -406,7 +406,16 @@ class AsyncSqlStore(SqlRules):
         return await run_async(self._extend(claim, notes))
 
     async def finish(self, claim: Claim, ending: Ending) -> bool:
-        return await run_async(self._close(claim, ending))
+        if not self._looked:
+            return await run_async(self._close(claim, ending))
+        try:
+            async with self._for_endings([claim]).acquire() as conn:
+                answer = await run_async(self.database.sql.finish(claim, ending), conn)
+        except Exception as error:  # noqa: BLE001 - the flow knows its meaning
+            return await run_async(self._close(claim, ending, [error]))
+        if due := self._batches_due():
+            await run_async(self._purge_batches(due, [claim]))
+        return answer
 
     async def release(self, claim: Claim, released: Released | None = None) -> bool:
         return await run_async(self._close(claim, released))

@@ -8,7 +8,7 @@ operation is retried while the lease lasts.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from onefold._model import Claim, Close, Ending
@@ -33,9 +33,13 @@ class Soon:
         # An empty batch has no lease, and ends nothing.
         self._seconds = min((claim.lease for claim in claims), default=1.0) / MOMENTS_PER_LEASE
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[AsyncConnection]:
+    def acquire(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Lend a connection that already holds a driver's connection."""
+        soon = getattr(self._pool, "soon", None)
+        return self._lent() if soon is None else soon(self._seconds)
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[AsyncConnection]:
         import asyncio
 
         async with AsyncExitStack() as held:
