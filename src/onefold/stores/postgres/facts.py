@@ -66,6 +66,11 @@ _TABLE: Final = (
     "WHERE held_by NOT IN (SELECT partrelid FROM pg_partitioned_table)"
 )
 
+_WHICH: Final = f"SELECT to_regclass('{TABLE}')::oid::bigint"
+
+# Sealing is rare: twice in a row is an hour or more.
+LOOKS_MAX: Final = 2
+
 # Of a table that the store itself has partitioned; NULL of any other. And whether it has sealed partitions.
 _CURRENT: Final = (
     f"SELECT (SELECT {NOW} - {BEGAN} FROM {OUR_TRIGGER} = to_regclass('{TABLE}')), "
@@ -101,7 +106,18 @@ def facts(database: Database) -> SqlFlow[dict[str, Any]]:
     found |= yield from sql_facts.row(database, _STANDBYS, STANDBYS)
     found |= yield from sql_facts.tables(database)
     if found["version"] and not isinstance(found["version"], Untold):
-        found |= yield from _table(database)
+        found |= yield from _settled_table(database)
+    return found
+
+
+def _settled_table(database: Database) -> SqlFlow[dict[str, Any]]:
+    """Return the facts of the table; look again if a partition was sealed meanwhile, which gives it another table."""
+    found: dict[str, Any] = {}
+    for _ in range(LOOKS_MAX):
+        before = yield from sql_facts.rows(database, _WHICH)
+        found = yield from _table(database)
+        if before == (yield from sql_facts.rows(database, _WHICH)):
+            break
     return found
 
 

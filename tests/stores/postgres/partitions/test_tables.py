@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
+from typing import Any
 
 import pytest
 from psycopg_pool import ConnectionPool
 
 from onefold import Guard, StoreUnavailable, UsageError
+from onefold._concurrency import generators as flows
 from onefold.stores.base import Query
 from onefold.stores.postgres import adopt, check_url, open_store
 from onefold.stores.schema import apply, describe
+from onefold.stores.sql.connection import Database
+from onefold.stores.sql.tables import make
 from tests.health.test_sql import run
 from tests.health.tools import GREEN, RED, UNKNOWN, YELLOW, checks_of
 from tests.stores.postgres.partitions.tools import expire, guard_on, partitioned, seal, sealed, where
 from tests.stores.postgres.tools import another, records, rows
-from tests.support import PROJECT
+from tests.support import PATIENCE, PROJECT, Elsewhere
 
 PAGE = (PROJECT / "docs" / "stores" / "postgres.md").read_text("utf-8")
 
@@ -349,3 +354,51 @@ def test_the_way_back_of_the_page_keeps_every_live_record(postgres_url: str) -> 
     found = checks_of(postgres_url)
     assert "partitions" not in found
     assert {name: check for name, check in found.items() if check.grade is not GREEN} == {}
+
+
+@pytest.mark.more
+def test_whoever_opens_the_store_just_as_a_partition_is_sealed_finds_it(postgres_url: str) -> None:
+    """Of a table that is renamed at this moment, a statement may find the name and not the trigger."""
+    url, is_over = partitioned(postgres_url), threading.Event()
+    with Guard(url) as guard:
+        guard.run("charge", "k", lambda: 1)
+
+    def seal_again_and_again() -> int:
+        sealings = 0
+        with guard_on(postgres_url) as sealer:
+            while not is_over.is_set():
+                sealer.run("charge", secrets.token_hex(8), lambda: None, keep=0.001)
+                sealings += seal(postgres_url)
+        return sealings
+
+    def lay_out() -> None:
+        store = open_store(url)
+        for _ in range(1_000):
+            with store._pool.acquire() as connection:
+                flows.run(made(store.database, connection), connection)
+        store.close()
+
+    def look() -> None:
+        store = open_store(url)
+        for _ in range(10_000):
+            with store._pool.acquire() as connection:
+                assert flows.run(store.database.sql.is_laid_out(), connection)
+        store.close()
+
+    sealers = [Elsewhere(seal_again_and_again) for _ in range(2)]
+    openers = [Elsewhere(lay_out), Elsewhere(look)]
+    try:
+        for opener in openers:
+            opener.result(PATIENCE * 3)
+    finally:
+        is_over.set()
+
+    assert sum(sealer.result() for sealer in sealers) > 50
+
+
+def made(database: Database, connection: Any) -> flows.Flow[None]:
+    """Create the tables, whoever has done so already."""
+    yield connection.begin
+    yield from database.sql.begin_making()
+    yield from make(database)
+    yield connection.commit

@@ -25,6 +25,9 @@ PURGE_WAIT: Final = "1500ms"
 # A partition is dropped at a time, and there are no more.
 DROPS_MAX: Final = turning.SEALED_MAX + 1
 
+# A partition may be sealed just between the look for the table's name and that for its trigger.
+LOOKS_MAX: Final = 3
+
 # Its last records are moved, and it is dropped.
 STEPS_EACH: Final = 2
 
@@ -59,8 +62,11 @@ class Partitioned(Postgres):
         return f"{super().script()}\n{LAYOUT.strip()};\n"
 
     def is_laid_out(self) -> SqlFlow[bool]:
-        reply: Reply = yield SqlRequest(IS_LAID_OUT, {}, rows=True)
-        return bool(reply.rows[0][0])
+        for _ in range(LOOKS_MAX):
+            reply: Reply = yield SqlRequest(IS_LAID_OUT, {}, rows=True)
+            if reply.rows[0][0]:
+                return True
+        return False
 
     def lay_out(self) -> SqlFlow[None]:
         yield SqlRequest(LAYOUT, {})

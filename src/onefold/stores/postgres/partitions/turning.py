@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from onefold.stores.postgres.partitions.layout import (
+    ALONE,
     BEGAN,
     HOME,
     NOW,
@@ -45,8 +46,7 @@ PERIODS_MAX: Final = 2
 # From here on, `due` says that a record runs or is held, and never expires.
 _IN_DOUBT: Final = round(IN_DOUBT_SECONDS_MIN / DUE_SECONDS)
 
-# The bytes of "onefold" and one more: not the lock of those who create tables.
-_ALONE: Final = "pg_try_advisory_xact_lock(8029466676278617089)"
+_ALONE: Final = f"pg_try_advisory_xact_lock({ALONE})"
 
 # What was done last is in a comment on the table above the sealed ones: a statement of this kind returns nothing, and a
 # second one in its transaction would keep the locks until the client has sent it. A comment locks nobody out.
