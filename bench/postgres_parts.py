@@ -10,12 +10,16 @@ Client and server are bound to one CPU. Otherwise the scheduler moves them apart
 machine that takes longer than the statement. `--spread` shows it: a fourth side is by hand with a pause of so many
 microseconds, in which it computes, as Onefold or any application does.
 
+The last table leaves the driver out, too: each statement by libpq alone, which is the server's part and two system
+calls. psycopg's cursor takes as long again, and longer the more columns and values a statement has.
+
 Nothing is asserted. The frames, round trips and bytes are exact; of the times read the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -25,18 +29,31 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg.pq import ExecStatus
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from bench.measure import Side, Taken, fresh_keys, take_turns
 from bench.sides import by_hand, joined, onefold, statements
+from onefold import Guard
+from onefold.stores.postgres.statements import usual
+from onefold.stores.sql.records import in_numbers
 from services.house import House
 
 SECONDS: Final = 6.0
 
 # The computing of the fourth side of `--spread`.
 PAUSE_MICROSECONDS: Final = 40
+
+# Of the last table: each statement, as first and as duplicate.
+STATEMENT_ROUNDS: Final = 1_500
+STATEMENTS: Final = {
+    "by hand: INSERT … ON CONFLICT DO NOTHING": joined.DEDUP.replace("%s", ":key"),
+    "by hand: SELECT by key": "SELECT seen FROM by_hand WHERE id = :key",
+    "ours, in a transaction of the caller's": usual.INSERT_MARKED,
+    "ours, a claim": usual.INSERT_RUNNING,
+}
 
 # Deliveries before frames and bytes are counted: psycopg prepares a statement at its sixth execution.
 WARM_UP: Final = 30
@@ -70,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in PARTS:
             if not asked.only or part.name in asked.only:
                 _show(part.name, *_measured(part, house, seconds=asked.seconds, spread=asked.spread))
+        if not asked.only:
+            _show_statements(_statements(house))
     return 0
 
 
@@ -146,6 +165,46 @@ def _show(name: str, sides: Sequence[Side], counted: Sequence[Sequence[Counted]]
             median, found = statistics.median(took), counts[number]
             cells = (found.round_trips, found.frames, found.ours, found.wal)
             table.add_row(call, side.title, f"{median * 1e6:.0f} µs", f"{median / limit:.2f}", *map(str, cells))
+    Console(width=110).print(table)
+
+
+def _statements(house: House) -> dict[str, tuple[list[float], list[float]]]:
+    """Measure each statement in a transaction, first and again for the same key, prepared and sent by libpq."""
+    with joined.wallet(house) as (url, connection), Guard(url) as guard:
+        guard.read("credit", "none")
+        pgconn, prepared = connection.pgconn, []
+        for title, statement in STATEMENTS.items():
+            text, names = in_numbers(statement)
+            pgconn.prepare(title.encode(), text.encode())
+            prepared.append((title, names))
+        taken: dict[str, tuple[list[float], list[float]]] = {title: ([], []) for title in STATEMENTS}
+        with _on_one_cpu(connection):
+            for key in itertools.islice(fresh_keys(STATEMENT_ROUNDS), STATEMENT_ROUNDS):
+                for title, names in prepared:
+                    values = [_in_text(statements._values(key)[name]) for name in names]
+                    pgconn.exec_(b"BEGIN")
+                    for times in taken[title]:
+                        began = time.perf_counter()
+                        result = pgconn.exec_prepared(title.encode(), values)
+                        times.append(time.perf_counter() - began)
+                        assert result.status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK), result.error_message
+                    pgconn.exec_(b"ROLLBACK")
+        return taken
+
+
+def _in_text(value: Any) -> bytes | None:
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
+    return None if value is None else str(value).encode()
+
+
+def _show_statements(taken: dict[str, tuple[list[float], list[float]]]) -> None:
+    table = Table(box=SIMPLE, pad_edge=False, title="each statement, by libpq", title_justify="left")
+    table.add_column("statement")
+    table.add_column("first, p50", justify="right")
+    table.add_column("again, p50", justify="right")
+    for title, times in taken.items():
+        table.add_row(title, *(f"{statistics.median(took) * 1e6:.1f} µs" for took in times))
     Console(width=110).print(table)
 
 
