@@ -38,6 +38,10 @@ SERVERS = {
 }
 
 
+# With no extra, with one, and with several.
+NEEDY = {"wallet", "rabbitmq_worker", "payments_api"}
+
+
 def test_there_are_examples() -> None:
     first = {"wallet", "card_charge", "held_email", "test_my_handler"}
     http = {"payments_api", "payments_client", "payments_django", "payments_flask"}
@@ -117,7 +121,12 @@ runpy.run_path(example, run_name="imported")
 """
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example",
+    # Each imports a whole framework: a few are enough every day.
+    [pytest.param(one, marks=() if one.stem in NEEDY else pytest.mark.more) for one in EXAMPLES],
+    ids=lambda example: example.stem,
+)
 def test_the_example_says_which_extras_it_needs(example: Path, tmp_path: Path) -> None:
     (line,) = re.findall(
         r"It needs `pip install ([^`]+)`", ast.get_docstring(ast.parse(example.read_text("utf-8"))) or ""

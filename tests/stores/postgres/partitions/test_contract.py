@@ -13,6 +13,8 @@ from tests.stores.postgres.partitions.tools import partitioned, sealing
 from tests.stores.postgres.tools import through_asyncpg
 
 
+# Its subclasses are marked with it.
+@pytest.mark.more
 class TestPsycopg(StoreContract):
     @pytest.fixture(autouse=True)
     def set_up(self, postgres_url: str) -> None:
@@ -25,20 +27,17 @@ class TestPsycopg(StoreContract):
         return open_store(self.url)
 
 
-@pytest.mark.more
 class TestPsycopgSealing(TestPsycopg):
     def open_store(self) -> Store:
         return sealing(open_store(self.url))  # type: ignore[no-any-return]
 
 
-@pytest.mark.more
 class TestPsycopgThatNotifies(TestPsycopg):
     @pytest.fixture(autouse=True)
     def set_up(self, postgres_url: str) -> None:
         self.url = f"{partitioned(postgres_url)}&notify=yes"
 
 
-@pytest.mark.more
 class TestPsycopgBehindPgBouncer(TestPsycopg):
     @pytest.fixture(autouse=True)
     def set_up(self, pgbouncer_url: str) -> None:
