@@ -62,7 +62,7 @@ def redis_look(url: str) -> object:
         return sorted(client.scan_iter("*"))
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb", "redis", "dynamodb"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb", "redis", pytest.param("dynamodb", marks=pytest.mark.more)])
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wrong]:
     """A database without a table, and an independent look at it."""
     match request.param:

@@ -114,8 +114,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("typed", "offered"),
     [
         (["re"], {"redrive", "report", "resolve"}),
-        ([""], set(COMMANDS)),
-        (["resolve", "--rer"], {"--rerun"}),
+        pytest.param([""], set(COMMANDS), marks=pytest.mark.more),
+        pytest.param(["resolve", "--rer"], {"--rerun"}, marks=pytest.mark.more),
         (["ls", "--state", "h"], {"held"}),
     ],
 )

@@ -158,7 +158,7 @@ def test_one_scope_is_counted_even_in_a_large_store(shelf: Shelf) -> None:
 # --- every server
 
 
-@pytest.fixture(params=["postgres", "mysql", "redis", "dynamodb"])
+@pytest.fixture(params=["postgres", "mysql", "redis", pytest.param("dynamodb", marks=pytest.mark.more)])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 

@@ -149,7 +149,7 @@ def test_a_thousand_operations_are_counted_in_a_bounded_memory(monkeypatch: pyte
     }
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mysql", "redis", "dynamodb"])
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "redis", pytest.param("dynamodb", marks=pytest.mark.more)])
 def test_stats_works_on_every_store(kind: str, request: pytest.FixtureRequest) -> None:
     url = str(request.getfixturevalue(f"{kind}_url"))
     with Guard(url) as guard:
@@ -442,7 +442,7 @@ def _read(person: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mysql", "redis", "dynamodb"])
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "redis", pytest.param("dynamodb", marks=pytest.mark.more)])
 def test_top_works_on_every_store(kind: str, request: pytest.FixtureRequest) -> None:
     url = str(request.getfixturevalue(f"{kind}_url"))
     with Guard(url) as guard:

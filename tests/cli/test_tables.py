@@ -118,7 +118,15 @@ def dynamodb_without_table(url: str, client: Any) -> Wrong:
     return Wrong(url, look)
 
 
-STORES = ["no file", "sqlite", "postgres", "asyncpg", "mariadb", "dynamodb", "django"]
+STORES = [
+    "no file",
+    "sqlite",
+    "postgres",
+    "asyncpg",
+    "mariadb",
+    pytest.param("dynamodb", marks=pytest.mark.more),
+    "django",
+]
 
 
 @pytest.fixture(params=STORES)

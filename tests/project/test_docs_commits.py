@@ -40,8 +40,9 @@ TRIES_AGAIN = (
     "docs/queues/taskiq.md",
 )
 
-# They take seconds, for a broker.
-SLOW = ("docs/queues/kafka.md",)
+# They take seconds, for a broker or another process. Every day, Celery's page stands for all queues.
+SLOW = ("docs/purge.md", "docs/queues/")
+EVERY_DAY = ("docs/queues/celery.md",)
 
 # A statement whose page counts attempts, and not effects; and a loop that logs what a message raises.
 SPARED = ('withdraw("m4")', "    work()")
@@ -213,7 +214,7 @@ def statements_of(page: Path, request: pytest.FixtureRequest) -> Iterator[tuple[
 def recipes() -> list[Any]:
     names = {str(page.relative_to(PROJECT)): page for page in PAGES_THAT_JOIN}
     return [
-        pytest.param(page, id=name, marks=pytest.mark.more if name in SLOW else ())
+        pytest.param(page, id=name, marks=pytest.mark.more if name.startswith(SLOW) and name not in EVERY_DAY else ())
         for name, page in names.items()
         if name not in STOPS
     ]

@@ -51,7 +51,15 @@ def test_there_are_examples() -> None:
     assert {example.stem for example in EXAMPLES} >= first | http | queues
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example",
+    # Of those that need a server, one every day: the pages of the others run the same.
+    [
+        pytest.param(one, marks=pytest.mark.more if one.stem in SERVERS and one.stem != "rabbitmq_worker" else ())
+        for one in EXAMPLES
+    ],
+    ids=lambda example: example.stem,
+)
 def test_the_example_runs_and_tells_its_story(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tested = example.stem.startswith("test_")
     how = ["-m", "pytest", "-q", *WITHOUT_PLUGINS] if tested else ["-W", "error"]

@@ -65,6 +65,7 @@ def old_names_in(text: str) -> Iterator[tuple[int, str, str]]:
             yield text.count("\n", 0, match.start()) + 1, match[0], new
 
 
+@pytest.mark.more
 def test_no_old_name_is_left() -> None:
     left = [
         f"{path.relative_to(PROJECT)}:{line}: {found!r} is {new} now"

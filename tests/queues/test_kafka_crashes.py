@@ -27,7 +27,7 @@ LEASE = 3_600.0
 LONG = 3_600.0
 
 
-@pytest.fixture(params=sorted(WORKERS))
+@pytest.fixture(params=["confluent", pytest.param("aiokafka", marks=pytest.mark.more)])
 def client(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

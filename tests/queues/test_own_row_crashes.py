@@ -88,7 +88,7 @@ def poll(stage: Stage, client: str, url: str, topic: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "left"), [("after the effect", []), ("before the commit", [(10,)])])
-@pytest.mark.parametrize("client", sorted(WORKERS))
+@pytest.mark.parametrize("client", ["confluent", pytest.param("aiokafka", marks=pytest.mark.more)])
 def test_a_killed_worker_of_kafka_leaves_one_effect(
     client: str, kafka_url: str, kafka_topic: str, path: Path, step: str, left: list[Any]
 ) -> None:
