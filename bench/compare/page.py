@@ -15,6 +15,7 @@ from bench.compare.wording import duration, figure, ratio, times
 
 # How the figures come about, in Markdown.
 METHOD: Final = Path(__file__).with_name("method.md")
+WHY: Final = Path(__file__).with_name("why.md")
 
 INTRODUCTION: Final = """\
 # Benchmarks
@@ -34,7 +35,7 @@ def page(results: dict[str, Any] | None) -> str:
     """Write the page; without results it says what would be compared."""
     if results is None:
         return _joined([NOT_YET, _method(), "## What is compared", _entrants()])
-    parts = [INTRODUCTION, _where(results), _verdicts(results), _method()]
+    parts = [INTRODUCTION, _where(results), _verdicts(results), WHY.read_text("utf-8").strip(), _method()]
     for contest in results["contests"]:
         parts += _contest(contest)
     parts += [_sizes(results), _missing(results)]
