@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from faststream import AckPolicy
@@ -14,6 +14,7 @@ from onefold import AsyncGuard, Event, Guard, UsageError
 from onefold.queues import faststream as onefold_faststream
 from onefold.queues.faststream import guarded, send
 from onefold.queues.keys import body, field, header
+from onefold.redrive.brokers import open_letters
 from onefold.stores.memory import AsyncMemoryStore
 from tests.queues.faststream_tools import (
     KINDS,
@@ -43,6 +44,11 @@ class Heard:
 
     def times(self, kind: str) -> int:
         return sum(event.kind == kind for event in self.events)
+
+
+# The header of a dead letter with the queue that it came from. An entry of a Redis stream has none: its headers are
+# in FastStream's envelope, which nobody else reads.
+ORIGINS: Final = {"rabbitmq": "x-onefold-routing-key", "nats": "x-onefold-subject", "kafka": "x-onefold-topic"}
 
 
 @pytest.fixture(params=KINDS)
@@ -192,8 +198,40 @@ def test_what_never_can_run_goes_to_the_dead_letters_with_its_reason(place: Plac
         assert found["x-onefold-reason"].startswith("KeyReused: charge [key ")
         assert (found["x-onefold-operation"], found["trace"]) == ("charge", "t-1")
         assert "pay-1" not in found["x-onefold-reason"]
+        # By which `onefold redrive` finds the way back.
+        assert ORIGINS.get(place.kind) is None or found[ORIGINS[place.kind]] == place.name
 
     in_time(story())
+
+
+@pytest.mark.parametrize("place", ["rabbitmq", "nats"], indirect=True)
+def test_a_dead_letter_is_sent_back_by_onefold_redrive(place: Place) -> None:
+    ran: list[int] = []
+
+    async def story() -> None:
+        broker = broker_of(place)
+        dead = publisher(broker, place, place.dead)
+
+        @subscriber(broker, place)
+        @guarded(AsyncGuard("memory:"), "charge", key=header(), payload=body(), dead_letter=dead)
+        async def charge(amount: int, note: str = "") -> None:
+            ran.append(amount)
+
+        async with running(broker, place):
+            await publish(broker, place, {"amount": 5}, key="pay-1")
+            await publish(broker, place, {"amount": 6}, key="pay-1")
+            await publish(broker, place, {"amount": 7}, key="pay-2")
+            await until(lambda: ran == [5, 7])
+
+    in_time(story())
+    found = open_letters(place.url, place.dead)
+    (letter,) = found.letters()
+    assert (letter.origin, letter.operation) == (place.name, "charge")
+    assert letter.age is not None
+    found.send(letter, letter.origin, {})
+    found.remove(letter)
+    found.close()
+    assert in_time(left(place)) == 1
 
 
 def test_without_a_publisher_it_is_rejected_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

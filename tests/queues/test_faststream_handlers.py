@@ -101,7 +101,7 @@ def test_a_whole_body_is_one_argument(guard: AsyncGuard) -> None:
 def test_a_message_id_is_a_key_only_if_its_sender_has_set_it(guard: AsyncGuard) -> None:
     """FastStream invents one for a message that has none, anew for each delivery."""
     native = SimpleNamespace(
-        raw_message=SimpleNamespace(message_id=None, delivery_tag=7, routing_key="charges"),
+        raw_message=SimpleNamespace(message_id=None, delivery_tag=7, exchange="", routing_key="charges"),
         headers={},
         body=b"",
         message_id="invented",

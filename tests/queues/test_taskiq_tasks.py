@@ -184,13 +184,17 @@ async def test_a_store_that_is_down_uses_up_no_retry_and_nobody_counts_it(hand: 
 
 
 @story
-async def test_a_message_waits_in_its_worker_no_longer_than_a_bound(hand: Hand, pauses: list[float]) -> None:
+async def test_a_message_waits_in_its_worker_no_longer_than_a_bound_and_the_log_says_how_long(
+    hand: Hand, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     guard = AsyncGuard("memory:")
     pay = paying(hand, guard, [])
     await guard.aclose()
     await hand.process(await hand.message(pay, 5))
 
     assert pauses == [taskiq_messages.PAUSE_MAX]
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "onefold.queues.taskiq"]
+    assert ": again in 5 s: " in line
 
 
 class Schedule(ScheduleSource):

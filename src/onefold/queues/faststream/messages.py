@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple
@@ -18,12 +19,15 @@ from faststream import AckPolicy
 from faststream.exceptions import AckMessage, HandlerException, NackMessage, RejectMessage
 
 from onefold import UsageError
+from onefold.queues._nats.consumer import SEQUENCE_HEADER, STREAM_HEADER, SUBJECT_HEADER
+from onefold.queues._rabbitmq.consumer import EXCHANGE_HEADER, ROUTING_KEY_HEADER
 from onefold.queues._shared.dead_letters import (
     DEAD_LETTER_DELAY,
     DIGEST_HEADER,
     OPERATION_HEADER,
     REASON_HEADER,
     REASON_MAX,
+    TIME_HEADER,
     plain,
 )
 from onefold.queues._shared.jobs.handler import Ended, Framework, GuardedJob, JobCall
@@ -76,6 +80,8 @@ class Delivery(NamedTuple):
     message: Message
     # How often the broker has delivered it before, if it counts.
     delivered_before: int = 0
+    # Where it came from, in the headers by which `onefold redrive` finds that.
+    origin: Mapping[str, str] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], held: int) -> JobCall:
         headers = {**self.message.headers, HELD: self.delivered_before + held}
@@ -130,15 +136,17 @@ def delivery_of(message: Any, subscriber: Any) -> Delivery:
     match _broker_of(message):
         case "rabbit":
             # A delivery tag is no position: each channel counts from 1, and another message has the same.
-            known = Message(body, headers, raw.message_id)
-            return Delivery(message, subscriber, RABBITMQ, str(raw.routing_key or ""), known)
+            known, queue = Message(body, headers, raw.message_id), str(raw.routing_key or "")
+            origin = {EXCHANGE_HEADER: str(raw.exchange or ""), ROUTING_KEY_HEADER: queue}
+            return Delivery(message, subscriber, RABBITMQ, queue, known, origin=origin)
         case "nats":
             return _of_nats(message, subscriber, body)
         case "kafka" | "confluent":
             topic, partition, offset = (_value(raw, name) for name in ("topic", "partition", "offset"))
-            return Delivery(
-                message, subscriber, KAFKA, str(topic), Message(body, headers, None, f"{topic}/{partition}/{offset}")
-            )
+            known = Message(body, headers, None, f"{topic}/{partition}/{offset}")
+            spot = {"topic": topic, "partition": partition, "offset": offset}
+            origin = {f"x-onefold-{name}": str(value) for name, value in spot.items()}
+            return Delivery(message, subscriber, KAFKA, str(topic), known, origin=origin)
         case "redis" if isinstance(raw, Mapping):
             ids = raw.get("message_ids") or ()
             position = ids[0].decode() if ids else None
@@ -162,7 +170,8 @@ def _of_nats(message: Any, subscriber: Any, body: bytes) -> Delivery:
 
     stream, consumer, delivered, sequence, _ = origin_of(raw.reply)
     facts = Message(body, headers, headers.get("Nats-Msg-Id"), f"{stream}.{consumer}.{sequence}")
-    return Delivery(message, subscriber, JETSTREAM, queue, facts, max(0, int(delivered) - 1))
+    origin = {SUBJECT_HEADER: queue, STREAM_HEADER: str(stream), SEQUENCE_HEADER: str(sequence)}
+    return Delivery(message, subscriber, JETSTREAM, queue, facts, max(0, int(delivered) - 1), origin)
 
 
 def _broker_of(message: Any) -> str:
@@ -288,7 +297,13 @@ class Rules:
         """Publish a dead letter. Return what settles the message, or what to do if no broker takes it."""
         address = self._job.address_of(call)
         headers = {str(name): value for name, value in delivery.message.headers.items() if name not in NOT_COPIED}
+        # Not a digest of the sender's: a person may let the record with this digest run again.
+        headers.pop(DIGEST_HEADER, None)
         headers |= {REASON_HEADER: plain(" ".join(reason.split()))[:REASON_MAX], OPERATION_HEADER: address.operation}
+        if EXCHANGE_HEADER in delivery.origin:
+            # The other brokers tell when it was buried.
+            headers[TIME_HEADER] = int(time.time())
+        headers |= {name: plain(value) for name, value in delivery.origin.items()}
         if address.key:
             headers[DIGEST_HEADER] = address.digest
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -158,11 +159,11 @@ async def sent_again(
 ) -> None:
     """Send a message again, with its id, key, labels and retries, after a pause. Raise if no broker takes it."""
     job, call, later = why
-    delay, counted = job.tell_later(log, call, later)
+    delay, counted = job.tell_later(log, call, later, PAUSE_MAX if source is None else math.inf)
     if source is not None:
         await source.add_schedule(_scheduled(message, {**message.labels, **counted}, delay))
     else:
-        await asyncio.sleep(min(delay, PAUSE_MAX))
+        await asyncio.sleep(delay)
         await _kicked(broker, _copied(_on_the_wire(broker, message), counted))
 
 

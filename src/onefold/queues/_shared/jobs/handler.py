@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
@@ -378,9 +379,12 @@ class GuardedJob:
         log.error("%s: rejected, never again: %s", self.found_at(call), reason)
         buried(self.address_of(call), reason)
 
-    def tell_later(self, log: logging.Logger, call: JobCall, later: Later) -> tuple[float, dict[str, int]]:
+    def tell_later(
+        self, log: logging.Logger, call: JobCall, later: Later, longest: float = math.inf
+    ) -> tuple[float, dict[str, int]]:
         """Report that a job waits; return how long, and the counts that its headers get."""
         delay, counted = again(later, call.headers)
+        delay = min(delay, longest)
         waits_of(self.guard).tell(log, self.found_at(call), later, delay=delay)
         return delay, counted
 
