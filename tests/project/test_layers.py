@@ -108,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "queues._sqs": PUBLIC | {"_concurrency", "queues._shared", "queues.keys"},
     "queues.celery": PUBLIC | {"_concurrency", "health", "queues._rabbitmq", "queues._shared", "queues.keys"},
     "queues.dramatiq": PUBLIC | {"_concurrency", "health", "queues._shared", "queues.keys"},
-    "queues.faststream": PUBLIC | {"_model", "queues._nats", "queues._shared", "queues.keys"},
+    "queues.faststream": PUBLIC | {"_model", "queues._nats", "queues._rabbitmq", "queues._shared", "queues.keys"},
     "queues.taskiq": PUBLIC | {"_concurrency", "health", "queues._shared", "queues.keys"},
     "queues.rq": PUBLIC | {"_model", "queues._shared", "queues.keys"},
     "queues.temporal": PUBLIC | {"_model", "queues._shared", "queues.keys"},
