@@ -162,7 +162,7 @@ async def letters(place: Place) -> list[dict[str, Any]]:
         case "rabbitmq":
             return await _letters_of_rabbitmq(place)
         case "nats":
-            async with _nats(place) as js:
+            async with jetstream(place) as js:
                 with suppress(NotFoundError):
                     return [dict((await js.get_last_msg(place.name, place.dead)).headers or {})]
                 return []
@@ -181,7 +181,7 @@ async def left(place: Place) -> int:
                 queue = await (await connection.channel()).declare_queue(place.name, passive=True)
                 return int(queue.declaration_result.message_count or 0)
         case "nats":
-            async with _nats(place) as js:
+            async with jetstream(place) as js:
                 known = await js.consumer_info(place.name, "workers")
                 return int(known.num_ack_pending or 0) + int(known.num_pending or 0)
         case "kafka":
@@ -192,7 +192,7 @@ async def left(place: Place) -> int:
 
 
 @asynccontextmanager
-async def _nats(place: Place) -> AsyncIterator[JetStreamContext]:
+async def jetstream(place: Place) -> AsyncIterator[JetStreamContext]:
     client = await nats.connect(place.url)
     try:
         yield client.jetstream()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, Final
 
+import aio_pika
 import pytest
 from faststream import AckPolicy
 from faststream.exceptions import AckMessage, NackMessage
@@ -21,6 +22,7 @@ from tests.queues.faststream_tools import (
     Place,
     batches,
     broker_of,
+    jetstream,
     left,
     letters,
     new_place,
@@ -232,6 +234,88 @@ def test_a_dead_letter_is_sent_back_by_onefold_redrive(place: Place) -> None:
     found.remove(letter)
     found.close()
     assert in_time(left(place)) == 1
+
+
+def test_a_dead_letter_that_no_queue_takes_keeps_its_message(rabbitmq: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        broker = broker_of(rabbitmq, graceful_timeout=0.1)
+        nowhere = publisher(broker, rabbitmq, f"{rabbitmq.dead}-elsewhere")
+
+        @subscriber(broker, rabbitmq)
+        @guarded(AsyncGuard("memory:"), "charge", key=header(), dead_letter=nowhere)
+        async def charge(amount: int, note: str = "") -> None: ...
+
+        async with running(broker, rabbitmq):
+            await publish(broker, rabbitmq, {"amount": 5})
+            await until(lambda: "a dead letter was not accepted: NotTaken" in caplog.text)
+        assert await left(rabbitmq) == 1
+
+    in_time(story())
+
+
+def test_a_dead_letter_of_rabbitmq_is_kept_on_disk_with_its_properties_and_goes_nowhere_else(rabbitmq: Place) -> None:
+    other = f"{rabbitmq.name}-other"
+    forged = {"x-onefold-digest": "5a1f0c93be27", "x-onefold-routing-key": other, "x-onefold-exchange": ""}
+
+    async def story() -> None:
+        broker = broker_of(rabbitmq)
+
+        @subscriber(broker, rabbitmq)
+        @guarded(AsyncGuard("memory:"), "charge", key=header(), dead_letter=publisher(broker, rabbitmq, rabbitmq.dead))
+        async def charge(amount: int, note: str = "") -> None: ...
+
+        async with running(broker, rabbitmq), await aio_pika.connect(rabbitmq.url) as connection:
+            channel = await connection.channel()
+            copies = await channel.declare_queue(other, exclusive=True)
+            dead = await channel.get_queue(rabbitmq.dead)
+            sent = aio_pika.Message(
+                b'{"amount": 5}', message_id="m-1", content_type="application/json", headers={"CC": [other], **forged}
+            )
+            await channel.default_exchange.publish(sent, rabbitmq.name)
+            letter = None
+            while letter is None:
+                letter = await dead.get(no_ack=True, fail=False)
+            assert (letter.delivery_mode, letter.message_id) == (aio_pika.DeliveryMode.PERSISTENT, "m-1")
+            assert letter.content_type == "application/json"
+            ours = ("reason", "operation", "time", "exchange", "routing-key")
+            assert set(letter.headers) == {f"x-onefold-{name}" for name in ours}
+            assert letter.headers["x-onefold-routing-key"] == rabbitmq.name
+            assert await copies.get(no_ack=True) is not None, "the sender's own copy"
+            assert await copies.get(no_ack=True, fail=False) is None
+
+    in_time(story())
+
+
+@pytest.mark.parametrize("name", ["Nats-Expected-Last-Sequence", "Nats-Rollup"])
+def test_what_a_header_says_to_jetstream_is_not_said_of_a_dead_letter(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    place = new_place(request, "nats")
+
+    async def story() -> None:
+        broker = broker_of(place)
+
+        @subscriber(broker, place)
+        @guarded(AsyncGuard("memory:"), "charge", key=header(), dead_letter=publisher(broker, place, place.dead))
+        async def charge(amount: int, note: str = "") -> None: ...
+
+        async with running(broker, place), jetstream(place) as js:
+            config = (await js.stream_info(place.name)).config
+            config.allow_rollup_hdrs = True
+            await js.update_stream(config)
+            await js.publish(place.dead, b"an earlier letter")
+            value = "1" if name.startswith("Nats-Expected") else "sub"
+            headers = {name: value, "Nats-Msg-Id": "m-1", "content-type": "application/json"}
+            await js.publish(place.name, b'{"amount": 5}', headers=headers)
+            letter: Any = None
+            while letter is None or letter.data == b"an earlier letter":
+                letter = await js.get_last_msg(place.name, place.dead)
+            state = (await js.stream_info(place.name, subjects_filter=place.dead)).state
+        assert state.subjects == {place.dead: 2}
+        assert not {one.lower() for one in letter.headers} & {name.lower(), "nats-msg-id"}
+        assert letter.headers["x-onefold-message-id"] == "m-1"
+
+    in_time(story())
 
 
 def test_without_a_publisher_it_is_rejected_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import pytest
 from faststream import AckPolicy, Context, Depends, Header
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+from faststream.kafka import KafkaBroker
+from faststream.nats import NatsBroker
 from faststream.nats.message import NatsMessage
 from faststream.rabbit import RabbitBroker, TestRabbitBroker
 from faststream.redis import RedisBroker, RedisMessage, TestRedisBroker
@@ -263,6 +265,34 @@ def test_a_dead_letter_that_nobody_takes_keeps_the_message(guard: AsyncGuard) ->
         assert isinstance((await known.buried(given, call, "no", 15 * 60)).error, NackMessage)
 
     in_time(story())
+
+
+@pytest.mark.parametrize(
+    ("made", "advice"),
+    [
+        (lambda: NatsBroker(logger=None).publisher("charges.dead"), "name the stream"),
+        (lambda: RedisBroker().publisher("charges.dead"), "take a stream"),
+    ],
+)
+def test_a_publisher_whose_letters_may_have_no_reader_is_refused(
+    guard: AsyncGuard, made: Callable[[], Any], advice: str
+) -> None:
+    with pytest.raises(UsageError, match=advice):
+        guarded(guard, "charge", key=header(), dead_letter=made())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: NatsBroker(logger=None).publisher("charges.dead", stream="charges"),
+        lambda: RedisBroker().publisher(stream="charges.dead"),
+        lambda: RedisBroker().publisher(list="charges.dead"),
+        lambda: RabbitBroker(logger=None).publisher("charges.dead"),
+        lambda: KafkaBroker(logger=None).publisher("charges.dead"),
+    ],
+)
+def test_other_publishers_are_taken(guard: AsyncGuard, made: Callable[[], Any]) -> None:
+    guarded(guard, "charge", key=header(), dead_letter=made())
 
 
 @pytest.mark.parametrize(

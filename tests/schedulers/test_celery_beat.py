@@ -75,6 +75,21 @@ def test_on_a_day_on_which_clocks_change_the_times_are_celerys_own(app: Celery) 
     assert sorted(hour.astimezone(ZoneInfo("Europe/Berlin")).hour for hour in hours) == list(range(24))
 
 
+@pytest.mark.parametrize(
+    ("minutes", "begun"),
+    [("15,45", ["00:15", "00:45", "02:15"]), ("*/20", ["00:00", "00:20", "00:40", "02:00"])],
+)
+def test_in_an_hour_that_comes_twice_the_planned_time_never_goes_back(
+    app: Celery, minutes: str, begun: list[str]
+) -> None:
+    due = crontab(minute=minutes, app=app)
+    found = [planned_time(due, at("2026-10-25T00:16:00") + timedelta(minutes=past)) for past in range(122)]
+
+    # A beat that is late, or starts again, means the last time before the repetition, and not the first of that hour.
+    assert found == sorted(found)
+    assert sorted(set(found)) == [at(f"2026-10-25T{time}:00") for time in begun]
+
+
 def test_the_planned_time_of_an_interval_is_a_slot(app: Celery) -> None:
     assert planned_time(schedule(30.0, app=app), at("2026-11-18T14:00:28")) == at("2026-11-18T14:00:30")
     assert planned_time(schedule(30.0, app=app), at("2026-11-18T14:00:26")) == at("2026-11-18T14:00:00")

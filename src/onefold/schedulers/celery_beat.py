@@ -112,6 +112,21 @@ def _latest(due: crontab, before: datetime, until: datetime) -> datetime:
 
 def _next(due: crontab, moment: datetime) -> datetime:
     """Return the first time after a moment, as Celery finds it, in UTC."""
-    start, delta, now = due.remaining_delta(moment)
+    start, delta, now = due.remaining_delta(_before_repeated(due, moment))
     # In UTC before they are added up: the sum of a local time and a duration ignores that clocks are changed.
     return now.astimezone(UTC) + remaining(start, delta, now)
+
+
+def _before_repeated(due: crontab, moment: datetime) -> datetime:
+    """Return the end of a local hour that comes twice, for a moment in its repetition; for others, the moment.
+
+    Celery plans nothing in a repetition; but asked what comes after a moment in it, it answers for the first time.
+    """
+    # In the schedule's own time zone, whatever that is given as.
+    local = due.remaining_delta(moment)[0]
+    if not local.fold:
+        return moment
+    begin = moment.replace(second=0, microsecond=0)
+    while (begin - MINUTE).astimezone(local.tzinfo).fold:
+        begin -= MINUTE
+    return begin - timedelta.resolution

@@ -34,6 +34,7 @@ try:
     from faststream.exceptions import NackMessage
 
     from onefold.queues.faststream import messages as faststream_messages
+    from onefold.queues.faststream.letters import check_publisher
     from onefold.queues.faststream.messages import CURRENT, FRAMEWORK, Delivery, Rules, handler_of, log
 except ImportError as error:
     raise UsageError("FastStream is not installed: `pip install 'onefold[faststream]'`") from error
@@ -92,8 +93,8 @@ def guarded(
         "policy": policy,
         **fields,
     }
-    if dead_letter is not None and not callable(getattr(dead_letter, "publish", None)):
-        raise UsageError(f"dead_letter={dead_letter!r:.60} has to be a publisher: broker.publisher('charges.dead')")
+    if dead_letter is not None:
+        check_publisher(dead_letter)
     limit = None if unacked_max is None else seconds(unacked_max, "unacked_max")
 
     def decorate(handler: Callable[P, R]) -> Callable[P, R]:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple
@@ -21,19 +20,12 @@ from faststream.exceptions import AckMessage, HandlerException, NackMessage, Rej
 from onefold import UsageError
 from onefold.queues._nats.consumer import SEQUENCE_HEADER, STREAM_HEADER, SUBJECT_HEADER
 from onefold.queues._rabbitmq.consumer import EXCHANGE_HEADER, ROUTING_KEY_HEADER
-from onefold.queues._shared.dead_letters import (
-    DEAD_LETTER_DELAY,
-    DIGEST_HEADER,
-    OPERATION_HEADER,
-    REASON_HEADER,
-    REASON_MAX,
-    TIME_HEADER,
-    plain,
-)
+from onefold.queues._shared.dead_letters import DEAD_LETTER_DELAY
 from onefold.queues._shared.jobs.handler import Ended, Framework, GuardedJob, JobCall
 from onefold.queues._shared.jobs.waits import HELD
 from onefold.queues._shared.logs import buried, waits_of
 from onefold.queues._shared.verdict import HELD_DELAY, SOON, HandlerRaised, Later, Never
+from onefold.queues.faststream import letters
 from onefold.queues.keys import Message
 
 FRAMEWORK: Final = Framework(
@@ -133,7 +125,7 @@ def delivery_of(message: Any, subscriber: Any) -> Delivery:
     """Return a message of any broker as a guard reads it."""
     raw, headers = message.raw_message, message.headers
     body = message.body if isinstance(message.body, bytes) else b""
-    match _broker_of(message):
+    match letters.broker_of(message):
         case "rabbit":
             # A delivery tag is no position: each channel counts from 1, and another message has the same.
             known, queue = Message(body, headers, raw.message_id), str(raw.routing_key or "")
@@ -172,15 +164,6 @@ def _of_nats(message: Any, subscriber: Any, body: bytes) -> Delivery:
     facts = Message(body, headers, headers.get("Nats-Msg-Id"), f"{stream}.{consumer}.{sequence}")
     origin = {SUBJECT_HEADER: queue, STREAM_HEADER: str(stream), SEQUENCE_HEADER: str(sequence)}
     return Delivery(message, subscriber, JETSTREAM, queue, facts, max(0, int(delivered) - 1), origin)
-
-
-def _broker_of(message: Any) -> str:
-    """Return the name of FastStream's package for the broker of this message."""
-    for kind in type(message).__mro__:
-        parts = kind.__module__.split(".")
-        if parts[0] == "faststream" and len(parts) > 2:
-            return parts[1]
-    return ""
 
 
 def _value(raw: Any, name: str) -> Any:
@@ -296,31 +279,14 @@ class Rules:
     async def buried(self, delivery: Delivery, call: JobCall, reason: str, waited: float) -> Step:
         """Publish a dead letter. Return what settles the message, or what to do if no broker takes it."""
         address = self._job.address_of(call)
-        headers = {str(name): value for name, value in delivery.message.headers.items() if name not in NOT_COPIED}
-        # Not a digest of the sender's: a person may let the record with this digest run again.
-        headers.pop(DIGEST_HEADER, None)
-        headers |= {REASON_HEADER: plain(" ".join(reason.split()))[:REASON_MAX], OPERATION_HEADER: address.operation}
-        if EXCHANGE_HEADER in delivery.origin:
-            # The other brokers tell when it was buried.
-            headers[TIME_HEADER] = int(time.time())
-        headers |= {name: plain(value) for name, value in delivery.origin.items()}
-        if address.key:
-            headers[DIGEST_HEADER] = address.digest
+        headers = letters.headers_of(
+            delivery.message.headers, delivery.message.message_id, address, reason, delivery.origin
+        )
         try:
-            await self._dead_letter.publish(delivery.native.body, headers=headers)
+            await letters.published(self._dead_letter, delivery.native, headers)
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer survives, and the message is kept
             log.error("%s: a dead letter was not accepted: %s", self._job.found_at(call), type(error).__name__)
             later = Later(DEAD_LETTER_DELAY, "its dead letter was not accepted", error=error)
             return self._later(delivery, call, later, waited)
         buried(address, reason)
         return Step("raise", error=AckMessage())
-
-
-# Headers by which a broker routes or counts: a copy must not carry them.
-NOT_COPIED: Final = frozenset({"x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason"}) | {
-    "x-delivery-count",
-    "Nats-Msg-Id",
-    "Nats-Expected-Stream",
-    "correlation_id",
-    "reply_to",
-}
