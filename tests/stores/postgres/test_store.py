@@ -770,6 +770,25 @@ def test_an_async_store_survives_new_event_loops_and_each_leaves_no_connection_b
     assert eventually(lambda: connected(url) == 0)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed")
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
+def test_loops_that_are_closed_abruptly_leave_no_connections_to_the_next(url: str, scheme: str) -> None:
+    guard = AsyncGuard(url.replace("postgresql", scheme))
+
+    async def deliver(number: int) -> None:
+        await asyncio.gather(*(guard.run("charge", f"{number}-{n}", Handler()) for n in range(3)))
+
+    for number in range(4):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(deliver(number))
+        # Without `shutdown_asyncgens`, as in many a hand-made runner.
+        loop.close()
+    asyncio.run(deliver(4))
+    gc.collect()
+
+    assert eventually(lambda: connected(url) == 0)
+
+
 def test_a_store_that_nobody_closes_is_closed_with_the_last_who_knows_it(url: str) -> None:
     store = open_store(url)
     store.purge(1)

@@ -229,6 +229,27 @@ def test_the_session_of_a_loop_ends_with_it_and_when_nobody_waits(
         assert eventually(lambda: marks(connection) == 0)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed", "ignore:.*while still open")
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_sessions_of_loops_that_were_closed_abruptly_are_left_to_the_garbage_collector(
+    driver: str, url: str, postgres_url: str
+) -> None:
+    store = open_async_store(of(driver, url))
+
+    async def listen() -> None:
+        assert await store.listen(CHARGE)
+
+    with asking(postgres_url) as connection:
+        for _ in range(3):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(listen())
+            loop.close()
+        asyncio.run(listen())
+        gc.collect()
+
+        assert eventually(lambda: marks(connection) == 0)
+
+
 @pytest.mark.parametrize("driver", ["blocking", *DRIVERS])
 def test_who_waits_when_the_session_is_lost_marks_the_record_again(driver: str, url: str, postgres_url: str) -> None:
     async def task() -> str:

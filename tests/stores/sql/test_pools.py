@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -246,16 +247,35 @@ def test_a_reserve_is_let_go_in_one_event_loop_and_held_in_the_other(loops: Loop
     assert [loops.run(number, is_held()) for number in range(2)] == [False, True]
 
 
-def test_the_connections_of_a_loop_that_was_closed_abruptly_are_left_alone(loops: Loops) -> None:
-    opened = Opened()
-    pool = AsyncPool(opened)
-    loops.run(0, use_async(pool))
+def test_the_connections_of_a_loop_that_was_closed_abruptly_are_abandoned_by_the_next(loops: Loops) -> None:
+    class NeedsItsLoop(AsyncFakeConnection):
+        def abandon(self) -> None:
+            super().abandon()
+            raise RuntimeError("Event loop is closed")
+
+    opened: list[AsyncFakeConnection] = []
+
+    async def open_one() -> Any:
+        opened.append(NeedsItsLoop())
+        return opened[-1]
+
+    async def use_two(pool: AsyncPool) -> None:
+        async with pool.acquire(), pool.acquire():
+            pass
+
+    pool = AsyncPool(open_one)
+    loops.run(0, use_two(pool))
     loops.loops[0].close()
 
     loops.run(1, use_async(pool))
 
-    assert [conn.closed for conn in opened.connections] == [0, 0]
+    assert [conn.closed for conn in opened] == [1, 1, 0]
     assert list(pool._shares) == [loops.loops[1]]
+    left = [weakref.ref(conn) for conn in opened[:2]]
+    del opened[:2]
+    gc.collect()
+    # Nobody keeps them: the server would, too, until the process ends.
+    assert [conn() for conn in left] == [None, None]
 
 
 def test_another_process_leaves_all_of_them_alone(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:

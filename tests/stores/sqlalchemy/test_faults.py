@@ -282,6 +282,29 @@ def test_an_async_guard_survives_new_event_loops(ledger: Ledger, way: tuple[str,
         asyncio.run(engine.dispose())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed", "ignore:.*while still open", "error:.*non-checked-in connection")
+@pytest.mark.parametrize(
+    "way",
+    [way for way in TILLS if way[1].startswith("async") and way[0] != "sqlite" and way[2] == "engine"],
+    ids=" ".join,
+    indirect=True,
+)
+def test_loops_that_are_closed_abruptly_leave_no_connections_behind(ledger: Ledger, way: tuple[str, str, str]) -> None:
+    guard = AsyncGuard(ledger.async_engine(way[1].removeprefix("async ")))
+
+    async def deliver(number: int) -> Any:
+        return (await guard.run("charge", str(number), _as_async(Handler(number)))).value
+
+    for number in range(3):
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(deliver(number)) == number
+        loop.close()
+    assert asyncio.run(deliver(3)) == 3
+    gc.collect()
+
+    assert eventually(lambda: ledger.rows(CONNECTIONS[ledger.database])[0][0] == 1)
+
+
 def test_nothing_is_kept_of_a_transaction_that_has_ended(ledger: Ledger, way: tuple[str, str, str]) -> None:
     at = till(ledger, *way[1:])
     for number in range(3):

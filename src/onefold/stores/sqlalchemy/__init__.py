@@ -170,21 +170,23 @@ class Home:
 
 
 def at_home(engine: Engine, before: Home | None, loop: asyncio.AbstractEventLoop | None = None) -> Home:
-    """Return the engine's home now. Leave unusable connections behind, neither used nor closed.
+    """Return the engine's home now. Leave unusable connections behind, and neither use nor close them here.
 
-    A socket shared by two processes garbles both conversations, and one of a closed event loop cannot be awaited.
+    A socket shared by two processes garbles both conversations. One of a closed event loop cannot be awaited; the
+    garbage collector closes it.
     """
     if before is not None and before.pid == os.getpid() and before.loop is loop:
         return before
     if before is not None and before.pool is engine.pool and has_server(engine):
-        elsewhere = before.pid != os.getpid() or (before.loop is not None and before.loop.is_closed())
-        if elsewhere:
+        inherited = before.pid != os.getpid()
+        if inherited:
             _left_behind.append(engine.pool)
+        if inherited or (before.loop is not None and before.loop.is_closed()):
             engine.dispose(close=False)
     return Home(engine, loop)
 
 
-# Kept from the garbage collector, which would close connections of another process or loop.
+# Kept from the garbage collector, which would close connections of another process.
 _left_behind: list[Pool] = []
 
 # Generators that wait for the end of their event loops.

@@ -189,6 +189,16 @@ class RenewalConnection(StoresConnection):
         yield
         self._broken = not self._keeps
 
+    def abandon(self) -> None:
+        """End the connection, and take it from its pool, which would warn of one that was never returned."""
+        connection, self._broken = self._alone, True
+        try:
+            super().abandon()
+        finally:
+            self._alone = None
+            if connection is not None and not (connection.closed or connection.invalidated):
+                connection.detach()
+
     def transaction_status(self) -> TransactionStatus:
         return TransactionStatus.BROKEN if self._broken else super().transaction_status()
 

@@ -44,6 +44,9 @@ class AsyncListener:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
+            # Loops that were closed abruptly: the garbage collector closes their connections.
+            for other in [other for other in self._sessions if other.is_closed()]:
+                self._sessions.pop(other, None)
             session = self._sessions[loop] = AsyncSession(self._forget)
         try:
             async with asyncio.timeout(wakeups.MARK_SECONDS):

@@ -16,7 +16,7 @@ SIZE: Final = 10
 # How long an operation waits for a connection: as long as a lease, because a longer wait would lose the claim.
 PATIENCE: Final = 30.0
 
-# Kept from the garbage collector, which would close what belongs to another process or loop.
+# Kept from the garbage collector, which would close what belongs to another process.
 inherited: list[Any] = []
 
 

@@ -81,12 +81,14 @@ class AsyncPool:
     async def new_share(self) -> Share:
         import asyncio
 
-        # Connections of another process, or of a loop that was closed abruptly, cannot be closed here.
         for loop, share in list(self._shares.items()):
-            if share.pid != os.getpid() or loop.is_closed():
+            if share.pid != os.getpid():
+                # Its connections are another process's, which still uses them.
                 self._shares.pop(loop, None)
-                if share.pid != os.getpid() or share.idle:
-                    inherited.append(share)
+                inherited.append(share)
+            elif loop.is_closed():
+                self._shares.pop(loop, None)
+                share.abandon()
         share = self._shares[asyncio.get_running_loop()] = Share(self._size)
         await anext(share.finalizer)
         return share
@@ -149,6 +151,15 @@ class Share:
         self.finalizer = _keep(self.idle)
         # For a reserve: whether its connection was opened.
         self.opened = False
+
+    def abandon(self) -> None:
+        """Let go of the connections of a loop that was closed abruptly: none of them can be closed gracefully any more.
+
+        A driver that needs its loop even for this leaves the socket to the garbage collector.
+        """
+        while self.idle:
+            with suppress(Exception):
+                self.idle.pop().abandon()
 
 
 class AsyncReserve(AsyncPool):
