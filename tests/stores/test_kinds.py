@@ -128,6 +128,7 @@ FIELDS = ("lint/unstable_keys.py",)
 BROKERS = (
     "lint/brokers/__init__.py",
     "lint/brokers/redis.py",
+    "queues/faststream/letters.py",
     "queues/faststream/messages.py",
     "redrive/brokers/__init__.py",
 )
