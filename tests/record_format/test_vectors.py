@@ -27,8 +27,8 @@ MADE = runpy.run_path(str(FOLDER / "vectors.py"))
 WRITTEN: dict[str, Entry] = MADE["ENTRIES"]
 SCHEMA = json.loads((FOLDER / "raw.schema.json").read_text(encoding="utf-8"))
 
-# Between two looks at a clock on a busy machine; and DynamoDB's clock is known to about three seconds.
-TOLERANCE = 6.0
+# DynamoDB's clock is known to about three seconds, and its times are rounded up. What lies between two looks at a clock is measured.
+TOLERANCE = 5.0
 
 
 def of(found: Mapping[str, Any]) -> Address:
@@ -112,20 +112,22 @@ def test_what_a_store_writes_are_the_columns_and_bytes_of_the_vector(
 ) -> None:
     written = WRITTEN[entry["name"]]
     with opened(url_of(store, request, tmp_path)) as found:
+        since = time.monotonic()
         assert found.claim(written) is None
         record, stored = found.read(written.address), found.stored(written.address)
+        tolerance = TOLERANCE + time.monotonic() - since
 
     actual = raw_record(record, stored)
     assert (actual["store"], of(actual)) == (store, of(entry))
-    compare(store, actual["stored"], entry["stored"][store])
+    compare(store, actual["stored"], entry["stored"][store], tolerance)
 
 
-def compare(store: str, actual: dict[str, Any], vector: dict[str, Any]) -> None:
+def compare(store: str, actual: dict[str, Any], vector: dict[str, Any], tolerance: float) -> None:
     """Byte by byte, except that it was written later."""
     if store == "redis":
         shift = (int(actual["value"][34:46], 16) - int(vector["value"][34:46], 16)) / 1000
-        assert actual.pop("pttl") == pytest.approx(vector["pttl"], abs=TOLERANCE * 1000)
-        assert abs(actual.pop("now") / 1000 - vector["now"] / 1000 - shift) < TOLERANCE
+        assert actual.pop("pttl") == pytest.approx(vector["pttl"], abs=tolerance * 1000)
+        assert abs(actual.pop("now") / 1000 - vector["now"] / 1000 - shift) < tolerance
         later = moved(store, vector, shift)
         assert actual == {"key": later["key"], "value": later["value"]}
         return
@@ -135,7 +137,7 @@ def compare(store: str, actual: dict[str, Any], vector: dict[str, Any]) -> None:
     for name in TIMES:
         times = [one.pop(name, None) for one in (actual, later)]
         found, wanted = (float(one["N"]) if isinstance(one, dict) else one for one in times)
-        assert found == (None if wanted is None else pytest.approx(wanted, abs=TOLERANCE)), name
+        assert found == (None if wanted is None else pytest.approx(wanted, abs=tolerance)), name
     if later.get("due") is not None:
         assert abs(actual.pop("due") - later.pop("due")) <= 1
     assert actual == later
@@ -149,8 +151,10 @@ def test_what_another_program_writes_by_the_vector_is_read_as_its_record(
     url = url_of(store, request, tmp_path)
     with opened(url) as found:
         assert found.read(of(entry)) is None
+        since = time.monotonic()
         write(store, url, moved(store, entry["stored"][store], time.time() - entry["now"]))
         record = found.read(of(entry))
+        tolerance = TOLERANCE + time.monotonic() - since
 
     assert isinstance(record, Record)
     assert record.address == of(entry)
@@ -158,7 +162,7 @@ def test_what_another_program_writes_by_the_vector_is_read_as_its_record(
     for name in ("age", "lease_left", "ttl_left"):
         left, right = actual.pop(name), wanted.pop(name)
         assert (math.inf if left is None else left) == pytest.approx(
-            math.inf if right is None else right, abs=TOLERANCE
+            math.inf if right is None else right, abs=tolerance
         )
     assert actual == wanted
 
