@@ -27,7 +27,8 @@ MADE = runpy.run_path(str(FOLDER / "vectors.py"))
 WRITTEN: dict[str, Entry] = MADE["ENTRIES"]
 SCHEMA = json.loads((FOLDER / "raw.schema.json").read_text(encoding="utf-8"))
 
-# DynamoDB's clock is known to about three seconds, and its times are rounded up. What lies between two looks at a clock is measured.
+# DynamoDB's clock is known to about three seconds, and its times are rounded up. The time between two looks at a clock
+# is measured.
 TOLERANCE = 5.0
 
 
