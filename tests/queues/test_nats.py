@@ -955,7 +955,7 @@ class TestDrain:
                 one = await stack.enter_async_context(worker(environment, "memory:", handle, mode=mode))
                 await until(lambda: len(one.callback._jobs) == 3, "it has all of them")
                 stopping = asyncio.create_task(one.stop())
-                await until(lambda: len(environment.heard("MSG_NAKED")) == 2, "the others are given back")
+                await until(lambda: len(environment.heard("MSG_NAKED")) >= 2, "the others are given back")
                 assert not stopping.done()
                 handle.gate.set()
                 assert await stopping
@@ -966,7 +966,8 @@ class TestDrain:
         in_time(story())
 
         assert (len(handle.calls), len(other.calls)) == (1, 2)
-        assert {one.num_delivered for one in other.calls} == {2}
+        # A fetch of the first one that the server has not given up yet may get them, and give them back, once more.
+        assert {one.num_delivered for one in other.calls} <= ({2, 3} if mode == "pull" else {2})
 
     def test_a_handler_that_still_runs_is_told(self, nats_url: str, nats_name: str) -> None:
         handle = Handled()
