@@ -52,6 +52,23 @@ async def until(holds: Callable[[], Any], what: str) -> None:
         await asyncio.sleep(0.01)
 
 
+def lasting_longer(client: Client, seconds: float) -> list[str]:
+    """Have this client's requests for messages last longer at the server; return the subjects of those sent since."""
+    publish, sent = client.publish, list[str]()
+
+    async def publish_longer(subject: str, payload: bytes = b"", *rest: Any, **options: Any) -> None:
+        if ".CONSUMER.MSG.NEXT." in subject:
+            request = json.loads(payload)
+            if "expires" in request and not request.get("no_wait"):
+                request["expires"] += int(seconds * 1e9)
+                payload = json.dumps(request).encode()
+                sent.append(subject)
+        await publish(subject, payload, *rest, **options)
+
+    client.publish = publish_longer  # type: ignore[method-assign]
+    return sent
+
+
 class Environment:
     """A stream, another one for its dead letters, and a connection to look at both."""
 
@@ -136,6 +153,7 @@ class Worker:
     client: Client
     js: JetStreamContext
     _stop: Callable[[], Awaitable[None]]
+    consuming: asyncio.Task[None] | None = None
     _stopped: list[bool] = field(default_factory=list)
 
     async def stop(self) -> bool:
@@ -171,19 +189,20 @@ async def worker(
             stop: Callable[[], Awaitable[None]] = push.unsubscribe
         else:
             pull = await js.pull_subscribe(environment.subject, DURABLE, config=config)
-            consuming = asyncio.create_task(callback.consume(pull))
             stop = _nothing
         one = Worker(callback, guard, client, js, stop)
+        if mode == "pull":
+            one.consuming = asyncio.create_task(callback.consume(pull))
         try:
             yield one
             if drains:
                 assert await one.stop()
         finally:
-            if mode == "pull":
+            if one.consuming is not None:
                 if not drains:
-                    consuming.cancel()
+                    one.consuming.cancel()
                 with suppress(asyncio.CancelledError, nats.errors.Error):
-                    await asyncio.wait_for(consuming, PATIENCE)
+                    await asyncio.wait_for(one.consuming, PATIENCE)
             await client.close()
             patched.undo()
 

@@ -34,7 +34,7 @@ try:
     from nats.js import JetStreamContext
 
     from onefold.queues._nats.jobs import Jobs
-    from onefold.queues._nats.messages import left_over, send
+    from onefold.queues._nats.messages import end, send
 except ImportError as missing:
     raise UsageError("onefold.queues.nats needs nats-py: pip install 'onefold[nats]'") from missing
 
@@ -90,6 +90,8 @@ class GuardedCallback:
         self._jobs = Jobs(consuming, rules, concurrency, runs_without_key=runs_without_key)
         self._concurrency = concurrency
         self._loops: set[asyncio.Future[None]] = set()
+        # Those of pull loops that were cancelled: the server still has their requests.
+        self._left: set[JetStreamContext.PullSubscription] = set()
 
     async def __call__(self, message: Msg) -> None:
         """Take a message, and return at once. It is handled as soon as `concurrency` allows, and then settled."""
@@ -113,8 +115,9 @@ class GuardedCallback:
     async def consume(self, subscription: JetStreamContext.PullSubscription, *, batch: int | None = None) -> None:
         """Fetch and handle messages until `drain` is called.
 
-        At most `batch` of them are with this worker at a time: twice as many as may run, and at least 10. Raises
-        nats-py's error once the connection is closed for good; a lost one is waited for.
+        At most `batch` of them are with this worker at a time: twice as many as may run, and at least 10. The
+        subscription ends with it. Raises nats-py's error once the connection is closed for good; a lost one is waited
+        for.
         """
         batch = max(BATCH_MIN, 2 * self._concurrency) if batch is None else at_least(1, batch, "batch")
         if not hasattr(subscription, "fetch"):
@@ -126,12 +129,18 @@ class GuardedCallback:
                 await self._jobs.has_room(batch)
                 for message in await self._fetched(subscription, batch - self._jobs.busy):
                     await self._jobs.take(message, warns=False)
-            # What came when a fetch had just ended is given back, too.
-            for message in await left_over(subscription):
-                await self._jobs.take(message, warns=False)
+            await self._end(subscription)
+        except asyncio.CancelledError:
+            self._left.add(subscription)
+            raise
         finally:
             self._loops.discard(ended)
             ended.set_result(None)
+
+    async def _end(self, subscription: JetStreamContext.PullSubscription) -> None:
+        """End a subscription. What came when a fetch had just ended is given back, too."""
+        for message in await end(subscription):
+            await self._jobs.take(message, warns=False)
 
     async def _fetched(self, subscription: JetStreamContext.PullSubscription, batch: int) -> list[Msg]:
         if self._jobs.is_leaving:
@@ -164,6 +173,8 @@ class GuardedCallback:
         if self._loops:
             # What they have fetched is given back before the others are waited for.
             await asyncio.wait(self._loops, timeout=limit)
+        while self._left:
+            await self._end(self._left.pop())
         return await self._jobs.leave(max(0.0, limit - (clock() - began))) and not self._loops
 
 

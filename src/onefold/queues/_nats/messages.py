@@ -90,18 +90,22 @@ def take(message: Msg) -> None:
     setattr(message, ACKED, True)
 
 
-async def left_over(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
-    """Return the messages that have come since the last fetch. Private, for lack of a public name.
+async def end(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
+    """End a pull subscription; return the messages that have come since the last fetch.
 
-    Another fetch would ask for more. What is pending may be only the server's word that a request has timed out, and
-    each fetch that waits in vain leaves another one.
+    A request that reached the server late outlives its fetch there, and would get messages that nobody reads, first of
+    all those that are given back: they would wait for the end of `ack_wait`. Without its inbox the server drops it.
+
+    Private, for lack of a public name: `unsubscribe` alone would lose what is under way. What is pending may be only
+    the server's word that a request has timed out, and each fetch that waits in vain leaves another one.
     """
     client, inbox = subscription._nc, subscription._sub
-    if not client.is_connected:
-        return []
     with suppress(nats.errors.Error, OSError):
-        # What the server has sent by now is here then.
-        await client.flush(FLUSH_SECONDS_MAX)
+        if client.is_connected:
+            await client._send_unsubscribe(inbox._id)
+            # What the server has sent until then is here now.
+            await client.flush(FLUSH_SECONDS_MAX)
+        await subscription.unsubscribe()
     found: list[Msg] = []
     while not inbox._pending_queue.empty():
         message = inbox._pending_queue.get_nowait()
