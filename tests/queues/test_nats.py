@@ -41,6 +41,9 @@ from tests.wallet import add, balance
 # Short enough to wait for three times, and long enough for the signs of a busy machine.
 ACK_WAIT = 1.0
 
+# Longer than any test: what waits for its end comes too late.
+LONG_ACK_WAIT = 3_600.0
+
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
@@ -959,7 +962,7 @@ class TestDrain:
         async def story() -> None:
             handle.gate = asyncio.Event()
             async with AsyncExitStack() as stack:
-                environment = await stack.enter_async_context(Environment(nats_url, nats_name))
+                environment = await stack.enter_async_context(Environment(nats_url, nats_name, ack_wait=LONG_ACK_WAIT))
                 for number in range(3):
                     await environment.send_keyed(f"pay-{number}")
                 one = await stack.enter_async_context(worker(environment, "memory:", handle, mode=mode))
@@ -976,20 +979,21 @@ class TestDrain:
         in_time(story())
 
         assert (len(handle.calls), len(other.calls)) == (1, 2)
-        assert {one.num_delivered for one in other.calls} == {2}
+        # The server also counts what it could not deliver, because nobody was there any more.
+        assert all(one.num_delivered >= 2 for one in other.calls)
 
     @pytest.mark.parametrize("sent_before", [0, 3], ids=["new ones", "those given back"])
     @pytest.mark.parametrize("cancelled", [False, True], ids=["drained", "cancelled, then drained"])
     def test_a_request_that_outlives_its_fetch_keeps_no_message_from_others(
         self, nats_url: str, nats_name: str, sent_before: int, cancelled: bool
     ) -> None:
-        """As one that reached the server late, or was cancelled. What it gets would wait for the end of `ack_wait`."""
+        """As one that reached the server late, or was cancelled: what it gets waits for the end of `ack_wait`."""
         handle, other = Handled(), Handled()
 
         async def story() -> None:
             handle.gate = asyncio.Event()
             async with AsyncExitStack() as stack:
-                environment = await stack.enter_async_context(Environment(nats_url, nats_name))
+                environment = await stack.enter_async_context(Environment(nats_url, nats_name, ack_wait=LONG_ACK_WAIT))
                 for number in range(sent_before):
                     await environment.send_keyed(f"pay-{number}")
                 one = await stack.enter_async_context(worker(environment, "memory:", handle))
@@ -1011,8 +1015,7 @@ class TestDrain:
 
         in_time(story())
 
-        assert len(handle.calls) == (1 if sent_before else 0)
-        assert [one.num_delivered for one in other.calls] == ([2, 2] if sent_before else [1, 1, 1])
+        assert (len(handle.calls), len(other.calls)) == ((1, 2) if sent_before else (0, 3))
 
     def test_a_handler_that_still_runs_is_told(self, nats_url: str, nats_name: str) -> None:
         handle = Handled()
