@@ -62,17 +62,22 @@ def test_wherever_it_is_cancelled_a_waiting_task_touches_nothing_and_leaves(way:
     async def story() -> int:
         store = AsyncMemoryStore()
         async with AsyncGuard(store) as guard:
-            for at in range(1, MOMENTS_MAX):
-                of, moments = address("charge", f"pay_{at}"), Moments(at, way)
+            at = 1
+            for number in range(MOMENTS_MAX):
+                of, moments = address("charge", f"pay_{number}"), Moments(at, way)
                 await store.claim(Entry(address=of, token=OWNER, lease=30))
                 await moments.run(wait(guard, of, moments))
                 if not moments.struck:
-                    return at
+                    if at > 1:
+                        return at
+                    # On a busy machine the time to wait may be over before anybody waits.
+                    continue
                 found: Any = await store.read(of)
                 assert (found.token, found.revision, found.state) == (OWNER, 1, State.RUNNING)
                 assert not ROOMS, f"cancelled {way} at moment {at}"
                 await store.finish(Claim(of, OWNER), Ending(state=State.DONE, ttl=60, omitted=True))
                 assert (await guard.run("charge", of.key, Handler(), wait=WAIT_SECONDS)).replayed
+                at += 1
         raise AssertionError("it never came to an end")
 
     assert in_time(story()) > 1
