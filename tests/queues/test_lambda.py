@@ -7,6 +7,7 @@ import base64
 import logging
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -30,8 +31,11 @@ from onefold.queues.aws_lambda import BatchFailed, client_context, guarded_invoc
 from onefold.queues.keys import field, header
 from tests.processes import Stage, child
 from tests.queues.sqs_tools import Environment, said
-from tests.support import PATIENCE, Handler, ProxyStore, elsewhere, eventually
+from tests.support import PATIENCE, Elsewhere, Handler, ProxyStore, elsewhere, eventually
 from tests.wallet import add, balance
+
+# Seconds that a function has: long enough for its handler to begin on a busy machine.
+SHORTLY = 3.0
 
 ARN = "arn:aws:sqs:eu-central-1:123456789012:charges"
 
@@ -260,7 +264,7 @@ class TestTime:
         with Guard("memory:") as guard:
             handle = guarded_messages(guard, "charge", charge, key=header(), after_crash=after_crash, margin=0.5)
             began = time.monotonic()
-            answer = handle({"Records": [record(1, "a", "1"), record(2, "b", "2")]}, Context(1.5))
+            answer = handle({"Records": [record(1, "a", "1"), record(2, "b", "2")]}, Context(SHORTLY))
             taken = time.monotonic() - began
             found = guard.read("charge", "a")
 
@@ -282,7 +286,7 @@ class TestTime:
             handle = guarded_messages(
                 guard, "charge", lambda delivery: threading.Event().wait(PATIENCE) and None, key=header(), **options
             )
-            handle({"Records": [record(1, "a")]}, Context(1.5))
+            handle({"Records": [record(1, "a")]}, Context(SHORTLY))
             found = guard.read("charge", "a")
 
         assert found is not None
@@ -297,7 +301,7 @@ class TestTime:
 
         with Guard(f"sqlite:///{path}") as guard:
             handle = guarded_messages(guard, "charge", credit, key=header(), margin=0.5)
-            assert undone(handle({"Records": [record(1, "a", "10")]}, Context(1.5))) == ["m-1"]
+            assert undone(handle({"Records": [record(1, "a", "10")]}, Context(SHORTLY))) == ["m-1"]
             assert balance(path) == 0
             again = record(1, "a", "10")
             again["attributes"]["ApproximateReceiveCount"] = "2"
@@ -332,6 +336,46 @@ class TestTime:
 
         assert found is None or found.state == "open"
         assert ran == ["ran"]
+
+    def test_a_signal_that_did_not_wake_the_handler_comes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system may give it to another thread, which has nothing to do with the handler."""
+        real, limit, handler = signal.setitimer, time_limits.TimeLimit(0.0), threading.get_ident()
+
+        def once_it_waits() -> None:
+            assert eventually(lambda: sys._current_frames()[handler].f_code is threading.Condition.wait.__code__)
+            signal.raise_signal(signal.SIGALRM)
+
+        def given_to_another_thread(which: int, seconds: float, again: float = 0.0) -> None:
+            if seconds:
+                Elsewhere(once_it_waits)
+            real(which, again, again)
+
+        def handle() -> None:
+            threading.Event().wait(PATIENCE)
+
+        monkeypatch.setattr(signal, "setitimer", given_to_another_thread)
+        limit.begin(Context(PATIENCE))
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            limit.limited(handle)()
+
+        assert time.monotonic() - began < PATIENCE / 2
+
+    def test_a_handler_may_tidy_up_once_it_is_interrupted(self) -> None:
+        limit, tidied = time_limits.TimeLimit(0.0), list[str]()
+
+        def handle() -> None:
+            try:
+                threading.Event().wait(PATIENCE)
+            finally:
+                threading.Event().wait(4 * time_limits.AGAIN_SECONDS)
+                tidied.append("tidied up")
+
+        limit.begin(Context(0.1))
+        with pytest.raises(OutcomeUnknown):
+            limit.limited(handle)()
+
+        assert tidied == ["tidied up"]
 
     def test_what_has_returned_is_done_even_if_the_timer_was_faster(self) -> None:
         limit = time_limits.TimeLimit(0.0)
@@ -459,7 +503,7 @@ class TestInvocations:
             options: Any = {"key": "id", "after_crash": "hold", "margin": 0.5}
             handle = guarded_invocation(guard, "charge", lambda e, c: threading.Event().wait(PATIENCE), **options)
             with pytest.raises((OutcomeUnknown, Held)):
-                handle({"id": "pay-1"}, Context(1.5))
+                handle({"id": "pay-1"}, Context(SHORTLY))
             with pytest.raises(Held):
                 handle({"id": "pay-1"}, Context())
 

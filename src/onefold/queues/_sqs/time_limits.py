@@ -22,6 +22,10 @@ clock: Final = time.monotonic
 # How long before its end a function stops: for the guard's last request, and for the answer.
 MARGIN: Final = 1.0
 
+# The timer goes off again and again: a handler that is about to block, or whose signal another thread was given, does
+# not wake up from the first one.
+AGAIN_SECONDS: Final = 0.05
+
 
 class TimeIsUp(BaseException):
     """Raised in a handler by the timer. It is no `Exception`: a handler that catches those must not go on."""
@@ -77,12 +81,14 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
     is_over = False
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        # What has returned is done, even if the timer was faster.
+        nonlocal is_over
+        # What has returned is done, even if the timer was faster; and what the handler does about it is left alone.
         if not is_over:
+            is_over = True
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
     try:
         yield
     finally:
