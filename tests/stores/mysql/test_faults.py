@@ -410,16 +410,20 @@ def test_an_interrupt_between_a_question_and_its_answer_breaks_the_connection(
     worker = Blocking(ledger.url)
     worker.run("pay_1", Handler("paid"))
     worker.transactional("m1", Handler("receipt"))
+    never = Handler("wrong")
 
     for deliver in (worker.run, worker.transactional):
         interrupt_once(monkeypatch)
         with pytest.raises(Interrupted):
-            deliver("other", Handler("wrong"))
+            deliver("other", never)
 
     assert worker.run("pay_1", Handler()).value == "paid"
     assert worker.transactional("m1", Handler()).value == "receipt"
+    assert worker.guard.read("credit", "other") is None
     worker.close()
-    assert ledger.records == ["m1", "pay_1"]
+    assert never.starts == 0
+    # A busy server may execute the claim of one who has gone after it was given back: until its lease ends, it stays.
+    assert set(ledger.records) - {"other"} == {"m1", "pay_1"}
 
 
 def test_an_interrupt_in_a_handlers_statement_breaks_the_connection(
