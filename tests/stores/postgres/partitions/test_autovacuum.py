@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from onefold.stores.postgres.partitions.dialect import BACKGROUND_WAIT, PURGE_WAIT
 from services.servers import Server
 from tests.stores.postgres.partitions.test_large import MANY
 from tests.stores.postgres.partitions.tools import guard_on, made_old, sealed
 from tests.stores.postgres.tools import another
 from tests.support import eventually
 
-# So slow that it does not end by itself.
-SLOWLY = ("autovacuum_naptime = '1s'", "autovacuum_vacuum_cost_delay = '100ms'", "autovacuum_vacuum_cost_limit = 1")
+# So slow that it does not end by itself; and the server looks soon who is in the way, however busy the machine is.
+SLOWLY = (
+    "autovacuum_naptime = '1s'",
+    "autovacuum_vacuum_cost_delay = '100ms'",
+    "autovacuum_vacuum_cost_limit = 1",
+    "deadlock_timeout = '100ms'",
+)
 
 WORKING = (
     "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autovacuum worker' AND query ~ 'VACUUM.*onefold_rec'"
@@ -33,3 +39,17 @@ def test_a_purge_seals_a_partition_that_is_being_vacuumed(own_postgres: Server) 
         guard.store.purge(10)
 
     assert len(sealed(own_postgres.url)) == 1
+
+
+def test_a_purge_waits_for_longer_than_the_server_usually_does_before_it_looks(postgres_url: str) -> None:
+    with another(postgres_url) as connection:
+        (usual,) = connection.execute(
+            "SELECT boot_val::float FROM pg_settings WHERE name = 'deadlock_timeout'"
+        ).fetchall()
+
+    assert (milliseconds(BACKGROUND_WAIT) < usual[0], usual[0] < milliseconds(PURGE_WAIT)) == (True, True)
+
+
+def milliseconds(wait: str) -> float:
+    assert wait.endswith("ms")
+    return float(wait.removesuffix("ms"))
