@@ -16,8 +16,10 @@ from onefold import Guard, StoreUnavailable, UsageError
 from onefold._concurrency import generators as flows
 from onefold.stores.base import Query
 from onefold.stores.postgres import adopt, check_url, open_store
+from onefold.stores.postgres.partitions.dialect import Partitioned
 from onefold.stores.schema import apply, describe
 from onefold.stores.sql.connection import Database
+from onefold.stores.sql.dialect import Reply
 from onefold.stores.sql.tables import make
 from tests.health.test_sql import run
 from tests.health.tools import GREEN, RED, UNKNOWN, YELLOW, checks_of
@@ -401,6 +403,37 @@ def test_whoever_opens_the_store_just_as_a_partition_is_sealed_finds_it(postgres
 
     for sealer in sealers:
         sealer.result()
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_laid_out"),
+    [
+        ([(1, 7)], True),
+        ([(0, 7), (0, 7)], False),
+        ([(0, None), (0, None)], False),
+        ([(0, 7), (1, 7)], True),
+        # As often as it was sealed meanwhile.
+        ([(0, 7), (0, 8), (0, 9), (0, 10), (1, 10)], True),
+        ([(0, 7), (0, 8), (0, 8)], False),
+    ],
+)
+def test_a_table_without_a_trigger_is_believed_once_none_was_sealed_meanwhile(
+    looks: list[tuple[int, int | None]], is_laid_out: bool
+) -> None:
+    replies = [Reply(written=0, rows=[look]) for look in looks]
+
+    assert answered(Partitioned("day", 86_400.0).is_laid_out(), replies) is is_laid_out
+    assert replies == []
+
+
+def answered(flow: flows.Flow[Any], replies: list[Reply]) -> Any:
+    """What a flow comes to if the server replies so."""
+    try:
+        next(flow)
+        while True:
+            flow.send(replies.pop(0))
+    except StopIteration as end:
+        return end.value
 
 
 def made(database: Database, connection: Any) -> flows.Flow[None]:

@@ -25,9 +25,6 @@ PURGE_WAIT: Final = "1500ms"
 # A partition is dropped at a time, and there are no more.
 DROPS_MAX: Final = turning.SEALED_MAX + 1
 
-# A partition may be sealed just between the look for the table's name and that for its trigger.
-LOOKS_MAX: Final = 3
-
 # Its last records are moved, and it is dropped.
 STEPS_EACH: Final = 2
 
@@ -62,11 +59,15 @@ class Partitioned(Postgres):
         return f"{super().script()}\n{LAYOUT.strip()};\n"
 
     def is_laid_out(self) -> SqlFlow[bool]:
-        for _ in range(LOOKS_MAX):
+        seen: object = ()
+        while True:
             reply: Reply = yield SqlRequest(IS_LAID_OUT, {}, rows=True)
-            if reply.rows[0][0]:
-                return True
-        return False
+            triggers, table = reply.rows[0]
+            # Just as a partition is sealed, a statement may find the name of the new table and not yet its trigger. If
+            # the next one finds the same table, none was sealed in between, and there is no trigger.
+            if triggers or table == seen:
+                return bool(triggers)
+            seen = table
 
     def lay_out(self) -> SqlFlow[None]:
         yield SqlRequest(LAYOUT, {})

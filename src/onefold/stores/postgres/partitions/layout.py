@@ -47,7 +47,8 @@ _SEPARATOR: Final = "E'\\\\000'"
 OUR_TRIGGER: Final = f"pg_trigger WHERE tgname = '{TRIGGER}' AND tgrelid"
 BEGAN: Final = f"split_part({_ARGUMENTS}, {_SEPARATOR}, 2)::double precision"
 
-IS_LAID_OUT: Final = f"SELECT count(*) FROM {OUR_TRIGGER} = to_regclass('{TABLE}')"
+# How many triggers of ours the table has, and which table it is: each partition that is sealed leaves a new one.
+IS_LAID_OUT: Final = f"SELECT count(*), to_regclass('{TABLE}')::oid::bigint FROM {OUR_TRIGGER} = to_regclass('{TABLE}')"
 
 # One at a time lays out, seals or drops: of a table that is renamed at this moment, a statement may find the name and
 # miss the trigger. The bytes of "onefold" and one more: not the lock of those who create tables.
