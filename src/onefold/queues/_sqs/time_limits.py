@@ -22,8 +22,8 @@ clock: Final = time.monotonic
 # How long before its end a function stops: for the guard's last request, and for the answer.
 MARGIN: Final = 1.0
 
-# The timer goes off again and again: a handler that is about to block, or whose signal another thread was given, does
-# not wake up from the first one.
+# The timer goes off again until it is heard: a handler that is about to block, or whose signal another thread was
+# given, does not wake up from the first one.
 AGAIN_SECONDS: Final = 0.05
 
 
@@ -82,9 +82,11 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         nonlocal is_over
-        # What has returned is done, even if the timer was faster; and what the handler does about it is left alone.
+        # What has returned is done, even if the timer was faster.
         if not is_over:
             is_over = True
+            # It was heard: what the handler does about it is left alone.
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, interrupt)
