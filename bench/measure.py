@@ -112,10 +112,10 @@ def take_turns(sides: Sequence[Side], *, seconds: float, rounds: int | None = No
     """Deliver new keys to all sides for half of the time, or for so many rounds; then the same ones once more."""
     before = [side.ran() for side in sides]
     with no_collector():
-        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst, rounds)
         first = _in_turn([side.first for side in sides], steps)
         check(sides, before, len(first.keys))
-        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        steps = turns(len(sides), first.keys, seconds / 2, burst, rounds)
         again = _in_turn([side.duplicate for side in sides], steps)
     check(sides, before, len(first.keys))
     return Taken(first.times, again.times)
@@ -127,10 +127,10 @@ async def take_turns_async(
     """Do the same with sides that are awaited, one delivery after the other."""
     before = [side.ran() for side in sides]
     with no_collector():
-        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst)
+        steps = turns(len(sides), fresh_keys(rounds), seconds / 2, burst, rounds)
         first = await _in_turn_async([side.first for side in sides], steps)
         check(sides, before, len(first.keys))
-        steps = turns(len(sides), first.keys, seconds / 2, burst)
+        steps = turns(len(sides), first.keys, seconds / 2, burst, rounds)
         again = await _in_turn_async([side.duplicate for side in sides], steps)
     check(sides, before, len(first.keys))
     return Taken(first.times, again.times)
@@ -139,10 +139,10 @@ async def take_turns_async(
 Turns = Generator[tuple[int, str], float, Turned]
 
 
-def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Turns:
-    """Say whose turn it is and with which key, until the keys or the time are used up; be sent how long it took.
+def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1, rounds: int | None = None) -> Turns:
+    """Say whose turn it is and with which key, until the keys, the time or the rounds are used up.
 
-    A turn is a burst of keys, one after the other.
+    It is sent how long each took. A turn is a burst of keys, one after the other.
     """
     used: list[str] = []
     times: list[list[float]] = [[] for _ in range(sides)]
@@ -155,7 +155,9 @@ def turns(sides: int, keys: Iterable[str], seconds: float, burst: int = 1) -> Tu
             len(used) >= WARM_UP_ROUNDS or (len(used) >= WARM_UP_ROUNDS_MIN and took_all >= seconds * WARM_UP_SHARE)
         ):
             warm_up = len(used)
-        if len(used) > warm_up > 0 and took_all >= seconds:
+        # Where warming up was cut short, there are keys for more rounds.
+        is_enough = took_all >= seconds or (rounds is not None and len(used) - warm_up >= rounds)
+        if len(used) > warm_up > 0 and is_enough:
             break
         chance.shuffle(order)
         for index in order:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import pairs, quick
-from bench.measure import Pair, Side, SideFailed, measure
+from bench.measure import Pair, Side, SideFailed, Turned, Turns, fresh_keys, measure, turns
 from services.programs import Missing
+from tests.support import Clock
 
 CALLS = ("first", "duplicate")
 
@@ -32,6 +35,28 @@ def test_one_round_on_the_stores_without_a_server_gives_a_row_for_each(capsys: p
             found = row[call]
             assert found["ratio"] == pytest.approx(found["ours_us"] / found["by_hand_us"], rel=0.1)
             assert found["met"] == (None if found["at_most"] is None else found["ratio"] <= found["at_most"])
+
+
+def test_where_warming_up_is_cut_short_there_are_no_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("bench.measure.time", SimpleNamespace(monotonic=clock))
+
+    def call() -> float:
+        # So slow that the time for warming up is over at once.
+        clock.advance(2.0)
+        return 2.0
+
+    assert _ended(turns(1, fresh_keys(2), seconds=30.0, rounds=2), call).times == [[2.0, 2.0]]
+
+
+def _ended(turns: Turns, call: Callable[[], float]) -> Turned:
+    try:
+        next(turns)
+        while True:
+            turns.send(call())
+    except StopIteration as end:
+        turned: Turned = end.value
+        return turned
 
 
 def test_a_server_that_is_missing_is_a_row_that_says_so(
