@@ -41,12 +41,19 @@ def test_where_warming_up_is_cut_short_there_are_no_more_rounds(monkeypatch: pyt
     clock = Clock()
     monkeypatch.setattr("bench.measure.time", SimpleNamespace(monotonic=clock))
 
-    def call() -> float:
-        # So slow that the time for warming up is over at once.
-        clock.advance(2.0)
-        return 2.0
+    def taking(seconds: float) -> Callable[[], float]:
+        def call() -> float:
+            clock.advance(seconds)
+            return seconds
 
-    assert _ended(turns(1, fresh_keys(2), seconds=30.0, rounds=2), call).times == [[2.0, 2.0]]
+        return call
+
+    # So slow that the time for warming up is over at once; and its duplicates so fast that it never is.
+    first = _ended(turns(1, fresh_keys(2), seconds=30.0, rounds=2), taking(2.0))
+    duplicates = _ended(turns(1, first.keys, seconds=30.0, rounds=2), taking(0.1))
+
+    assert first.times == [[2.0, 2.0]]
+    assert duplicates.times == [[0.1, 0.1]]
 
 
 def _ended(turns: Turns, call: Callable[[], float]) -> Turned:
