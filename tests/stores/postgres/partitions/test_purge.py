@@ -19,6 +19,7 @@ from onefold._model import Address, Claim, Ending, Entry, State
 from onefold.maintenance.purge import purge
 from onefold.stores.postgres import open_store
 from onefold.stores.postgres.partitions import turning
+from onefold.stores.postgres.partitions.dialect import Turned
 from onefold.stores.sql.dialect import SqlRequest
 from tests.stores.postgres.partitions.tools import (
     TURNING_ONLY,
@@ -275,6 +276,21 @@ def test_many_purges_at_once_drop_each_partition_once(postgres_url: str) -> None
     assert sealed(postgres_url) == []
     # None is counted twice. One that another purge drops just after ours hides how many were in ours.
     assert 2 <= removed <= 6
+
+
+@pytest.mark.parametrize(
+    ("note", "dropped"),
+    [
+        ("dropped 6 7 1.5", True),
+        ("dropped 6 8 1.5", False),
+        ("moved 6 7 1.5", False),
+        ("stuck a.b", False),
+        (None, False),
+    ],
+)
+def test_a_partition_is_counted_by_the_session_that_has_dropped_it(note: str | None, dropped: bool) -> None:
+    """The others find its note as well: of four purges at once, each would count what one of them has dropped."""
+    assert Turned(age=0.0, is_allowed=True, sealed=1, note=note, backend=7).has_dropped is dropped
 
 
 class Pooled:
